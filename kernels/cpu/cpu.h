@@ -1,0 +1,116 @@
+/* cpu.h - the CPU kernels: one table of functions an instruction set.
+ *
+ * Kernels take raw pointers, sizes and strides; checks happen in src/backend. A table's missing (NULL) entries are filled
+ * from the scalar table, which is the reference. Two rules make a row's result independent of its company:
+ *  - a sum over k runs in one fixed order per output element, whatever m, n0 and the tile;
+ *  - integer sums are exact, so only the float part has an order: block after block, k ascending, fused multiply-add.
+ * "row" below is a token row of activations; n = output features, k = input features, m = rows.
+ */
+#ifndef LR_KERNELS_CPU_H
+#define LR_KERNELS_CPU_H
+#include "base/dtype.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define LR_QBLK 32   /* values of an activation block */
+#define LR_STRIP 16  /* output features that are packed together */
+
+/* Rows of activations, quantized: x[r][i] ~ scale[r][i / 32] * q[r][i]. k is a multiple of 32.
+ * scale = max|x| / 127 of the block (0 for an all-zero block), q = round to nearest even, in -127..127. */
+typedef struct lr_qact {
+    int8_t *q;      /* (m, k) */
+    float *scale;   /* (m, k/32) */
+    int16_t *sum16; /* (m, k/16) sums of 16 consecutive q */
+    int k;
+} lr_qact;
+
+/* A weight matrix (n, k) ready for the product. `data` is the packed form, strips of LR_STRIP output features that lie
+ * strip_bytes apart (64-byte aligned; the last strip is padded with zero weights), or, when packed is false, the file's
+ * own rows. */
+typedef struct lr_gemm_w {
+    int type; /* lr_dtype of the source */
+    int n, k;
+    bool packed;
+    size_t strip_bytes; /* packed: bytes of a strip; else bytes of a row */
+    const void *data;
+} lr_gemm_w;
+
+/* One query row tile of one sequence against its paged keys and values, for the heads of one KV head. */
+typedef struct lr_attn_task {
+    const float *q; /* row r, head h at q + r * q_stride + h * head_dim */
+    size_t q_stride;
+    float *out;     /* same shape, out_stride */
+    size_t out_stride;
+    int n_rows;     /* rows, at positions pos, pos+1, ... */
+    int pos;
+    int kv_head, n_group, head_dim; /* query heads kv_head*n_group .. +n_group-1 */
+    int n_kv_heads;
+    int window;     /* sees positions > p - window; 0 = all */
+    float scale, softcap;
+    const float *sinks; /* (n_heads) or NULL */
+    int kv_type, block_size;
+    const int32_t *table; /* block numbers of the sequence */
+    const char *k, *v;    /* this layer's part of block 0 */
+    size_t block_stride;  /* bytes from a block to the next */
+} lr_attn_task;
+/* Layout of a layer's part of a block (T = block_size slots, D = head_dim), element type kv_type (F32, F16, BF16):
+ *   k: (n_kv_heads, D, T)   transposed, so that a register holds one dimension of 16 keys
+ *   v: (n_kv_heads, T, D)
+ * Q8_0: int8 values in the same order, then float16 scales, one per 32 dimensions of a slot: k (n_kv_heads, D/32, T),
+ * v (n_kv_heads, T, D/32), each after its own int8 part. lr_cpu_kv_bytes() gives the size of a k or v part.
+ * Scores of a row are taken in tiles of 16 positions aligned to 16, whatever the block size; online softmax runs over
+ * the tiles in ascending order. */
+
+typedef struct lr_cpu_kernels {
+    const char *name; /* "scalar", "avx2", "avx512", "amx" */
+    bool (*supported)(void); /* can this machine run it (cpuid, and the OS permission for AMX) */
+
+    /* ---- matrix product (gemm_*.c) ---- */
+    /* Bytes of the packed form of a weight of `type`, or 0: this type is used as it lies in the file. All tables of a
+     * process share one packed layout (lr_pack_bytes / lr_pack_strips in pack.c). */
+    /* y[r][j] = sum_k x[r][k] w[j][k] (+ nothing else) for rows 0..m-1, strips s0..s1-1 (features 16*s0 .. ), written to
+     * y + r*ldy + j for j < w->n only. qa: quantized rows; xf: the same rows in float (k values apart ldx), used by types
+     * that are not integer. */
+    void (*gemm)(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t ldx, int m, float *y, size_t ldy, int s0, int s1);
+    /* x (m, k) with row stride ldx -> qa rows 0..m-1, columns c0..c1-1 (multiples of 32). */
+    void (*quantize)(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1);
+
+    /* ---- rows (rows_*.c): each works on one row ---- */
+    void (*rmsnorm)(const float *x, const float *w, float *y, int n, float eps);   /* y may be x; w NULL = ones */
+    void (*layernorm)(const float *x, const float *w, const float *b, float *y, int n, float eps);
+    void (*add)(const float *a, const float *b, float *y, int n);                  /* y may be a or b */
+    void (*mul)(const float *a, const float *b, float *y, int n);
+    void (*scale)(const float *x, float s, float *y, int n);
+    void (*softcap)(const float *x, float cap, float *y, int n);                   /* cap * tanh(x / cap), saturating */
+    void (*act)(int act, const float *x, float *y, int n);                         /* lr_act of backend.h */
+    void (*glu)(int act, const float *gate, const float *up, float *y, int n);     /* y = act(gate) * up */
+    /* cs: (n_rot/2) pairs cos, sin of the row's position. Rotates n_heads heads in place. */
+    void (*rope)(float *x, int n_heads, int head_dim, int n_rot, bool interleaved, const float *cs);
+
+    /* ---- attention (attn_*.c) ---- */
+    /* Writes one row's keys and values (n_kv_heads * head_dim each) to slot `slot` of a block's parts k and v. */
+    void (*kv_put)(const float *key, const float *val, int n_kv_heads, int head_dim, int type, int block_size, int slot, char *k, char *v);
+    /* scratch: lr_cpu_attn_scratch() bytes, 64-byte aligned, one a thread. */
+    void (*attn)(const lr_attn_task *t, void *scratch);
+
+    /* ---- vocabulary rows, for sampling (vocab_*.c) ---- */
+    int (*argmax)(const float *x, int n);                       /* lowest index on ties; NaN is never chosen; -1 if all NaN */
+    float (*logsumexp)(const float *x, int n);
+} lr_cpu_kernels;
+
+/* The tables in this build, best first, ending in NULL; the scalar one is always the last. Entries are complete. */
+const lr_cpu_kernels *const *lr_cpu_tables(void);
+/* The table of a name, or the best supported one for NULL; NULL if unknown or not supported here. */
+const lr_cpu_kernels *lr_cpu_table(const char *name);
+
+/* Packing (pack.c), the same for all tables. */
+size_t lr_pack_strip_bytes(int type, int k);  /* 0 = the type is not packed */
+/* Packs strips s0..s1-1 of a matrix of n rows that lie row_bytes apart in the file's format. */
+void lr_pack_strips(int type, const void *src, size_t row_bytes, int n, int k, void *dst, int s0, int s1);
+
+size_t lr_cpu_kv_bytes(int type, int n_kv_heads, int head_dim, int block_size); /* of a k part or a v part */
+size_t lr_cpu_attn_scratch(int n_group, int head_dim, int max_rows);            /* bytes for a tile of max_rows rows */
+#define LR_ATTN_ROWS 16 /* most rows that a caller puts into one lr_attn_task */
+
+#endif

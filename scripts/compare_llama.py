@@ -1,0 +1,97 @@
+#!/usr/bin/env python3
+"""One measurement of llama.cpp (through llama-cpp-python's low-level calls), for scripts/compare.
+
+Only evaluation is timed: llama_decode up to the logits. A prompt of --prefill random tokens in one batch
+(n_batch = n_ubatch = its length), then --decode greedy single-token steps whose context is centred on --context.
+Prints one JSON line with the fields of `llmrun bench --json`: model, prefill_tps, decode_tps, threads; and peer, system, buffers
+(where llama.cpp put the weights: CPU_REPACK and AMX mean its fast paths are on).
+"""
+import argparse
+import ctypes
+import json
+import os
+import random
+import statistics
+import sys
+import time
+
+
+def main():
+    ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    ap.add_argument("-m", "--model", required=True, help="a GGUF file")
+    ap.add_argument("-t", "--threads", type=int, default=os.cpu_count())
+    ap.add_argument("--prefill", type=int, default=512, help="prompt tokens, one batch (default 512)")
+    ap.add_argument("--decode", type=int, default=64, help="single-token steps (default 64)")
+    ap.add_argument("--context", type=int, default=128, help="middle of the decode steps' context (default 128)")
+    ap.add_argument("--reps", type=int, default=3, help="timed repetitions, the median is given (default 3)")
+    ap.add_argument("--no-flash", action="store_true", help="without flash attention")
+    a = ap.parse_args()
+
+    import llama_cpp as L
+
+    log = []
+
+    @L.llama_log_callback
+    def on_log(level, text, user):
+        log.append(text.decode("utf-8", "replace"))
+
+    L.llama_log_set(on_log, ctypes.c_void_p(0))
+    L.llama_backend_init()
+    mp = L.llama_model_default_params()
+    mp.n_gpu_layers = 0
+    model = L.llama_model_load_from_file(a.model.encode(), mp)
+    if not model:
+        sys.exit(f"compare_llama.py: llama.cpp can't load {a.model}: {''.join(log[-3:]).strip()}")
+    cp = L.llama_context_default_params()
+    cp.n_ctx = a.prefill + a.context + a.decode + 64
+    cp.n_batch = cp.n_ubatch = a.prefill
+    cp.n_threads = cp.n_threads_batch = a.threads
+    cp.flash_attn_type = L.LLAMA_FLASH_ATTN_TYPE_DISABLED if a.no_flash else L.LLAMA_FLASH_ATTN_TYPE_ENABLED
+    ctx = L.llama_init_from_model(model, cp)
+    if not ctx:
+        sys.exit("compare_llama.py: llama.cpp can't make a context: " + "".join(log[-3:]).strip())
+    memory = L.llama_get_memory(ctx)
+    vocab = L.llama_model_get_vocab(model)
+    n_vocab = L.llama_vocab_n_tokens(vocab)
+    greedy = L.llama_sampler_init_greedy()
+    rng = random.Random(1)
+
+    def evaluate(tokens):
+        """Runs the tokens, the last one's logits ready; the seconds it took."""
+        array = (L.llama_token * len(tokens))(*tokens)
+        batch = L.llama_batch_get_one(array, len(tokens))
+        start = time.perf_counter()
+        rc = L.llama_decode(ctx, batch)
+        L.llama_get_logits_ith(ctx, -1)
+        seconds = time.perf_counter() - start
+        if rc != 0:
+            sys.exit(f"compare_llama.py: llama_decode failed with {rc}")
+        return seconds
+
+    def prompt(n):
+        return [rng.randrange(n_vocab) for _ in range(n)]
+
+    L.llama_memory_clear(memory, True)
+    evaluate(prompt(a.prefill))  # warm up: first touch of weights, KV and scratch
+    prefill, decode = [], []
+    for _ in range(a.reps):
+        L.llama_memory_clear(memory, True)
+        prefill.append(a.prefill / evaluate(prompt(a.prefill)))
+        L.llama_memory_clear(memory, True)
+        evaluate(prompt(max(1, a.context - a.decode // 2)))
+        seconds = 0.0
+        for _ in range(a.decode):
+            token = L.llama_sampler_sample(greedy, ctx, -1)
+            seconds += evaluate([token])
+        decode.append(a.decode / seconds)
+    buffers = sorted({line.strip().split("=", 1)[0].split(":")[-1].strip() + " " + line.split("=")[-1].strip()
+                      for line in log if "model buffer size" in line})
+    print(json.dumps({
+        "model": os.path.basename(a.model), "threads": a.threads,
+        "prefill_tps": round(statistics.median(prefill), 2), "decode_tps": round(statistics.median(decode), 2),
+        "peer": "llama-cpp-python " + L.__version__,
+        "system": L.llama_print_system_info().decode().strip(), "buffers": buffers}))
+
+
+if __name__ == "__main__":
+    main()

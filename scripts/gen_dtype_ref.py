@@ -1,0 +1,47 @@
+#!/usr/bin/env python3
+"""Writes tests/data/gguf/dtype.bin: golden data for lr_dtype_to_f32.
+
+Blocks of random bytes and their values as the `gguf` Python package (gguf.quants, NumPy) dequantizes them. Needs
+`pip install gguf`. Little-endian; the file is "LRDT" and then records of
+    u32 type, u32 number of values, u32 number of bytes, the bytes, the values as f32.
+Of each type, half of the blocks are raw random bytes (infinite and NaN scales among them); the other half have every
+half-precision scale replaced by one of ordinary size.
+"""
+import struct
+import sys
+
+import numpy as np
+from gguf import quants
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType as T
+
+# type -> offsets of half-precision scales in the block
+SCALES = {
+    T.F32: [], T.F16: [], T.BF16: [], T.MXFP4: [],
+    T.Q4_0: [0], T.Q4_1: [0, 2], T.Q5_0: [0], T.Q5_1: [0, 2], T.Q8_0: [0], T.IQ4_NL: [0],
+    T.Q2_K: [80, 82], T.Q3_K: [108], T.Q4_K: [0, 2], T.Q5_K: [0, 2], T.Q6_K: [208], T.IQ4_XS: [0],
+}
+
+
+def main(path):
+    rng = np.random.default_rng(20260)
+    with open(path, "wb") as f:
+        f.write(b"LRDT")
+        for t, scales in SCALES.items():
+            block, size = GGML_QUANT_SIZES[t]
+            n = 256 if block == 1 else 16 if block == 32 else 4
+            raw = rng.integers(0, 256, (n, size), dtype=np.uint8)
+            for at in scales:
+                d = rng.normal(0, 0.02, n // 2).astype(np.float16)
+                raw[n // 2 :, at : at + 2] = d.view(np.uint8).reshape(-1, 2)
+            if t == T.MXFP4:
+                raw[: n // 2, 0] = [0, 1, 2, 3, 126, 127, 254, 255]
+            with np.errstate(all="ignore"):
+                values = np.ascontiguousarray(quants.dequantize(raw.reshape(-1), t), dtype="<f4").reshape(-1)
+            assert values.size == n * block
+            f.write(struct.pack("<III", int(t), values.size, raw.size))
+            f.write(raw.tobytes())
+            f.write(values.tobytes())
+
+
+if __name__ == "__main__":
+    main(sys.argv[1] if len(sys.argv) > 1 else "tests/data/gguf/dtype.bin")

@@ -1,0 +1,176 @@
+/* backend.h - what a device does for a model: hold weights and KV blocks, compile a layer graph, run batches.
+ *
+ * A model is a list of lr_op over values. A value is a float32 matrix (rows, width); its rows are the batch's token rows,
+ * or, behind LR_OP_ROWS, only the rows whose logits somebody wants. A backend compiles the list once (fusing what it
+ * likes) and then runs it on batches. Its promise: a row's result is bit-identical whatever the other rows, the chunk
+ * it came in, the pages its KV lies on and the number of threads; every sum is taken in an order that depends on the
+ * row alone.
+ *
+ * KV memory is paged. The backend owns the storage of n_blocks blocks of block_size token slots for all layers; who
+ * owns a block is src/kv's business. Layers with a sliding window may live in a block group of their own (own pool,
+ * own tables), so that they can free what they no longer see. Called by the engine thread only.
+ */
+#ifndef LR_BACKEND_BACKEND_H
+#define LR_BACKEND_BACKEND_H
+#include "base/error.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define LR_KV_GROUPS 2 /* block groups of a model: 0 = layers that see everything, 1 = layers with a window */
+
+/* A tensor in host memory, usually a view of a mapped file. Row-major: ne[0] values a row, ne[1] rows, ... */
+typedef struct lr_tensor {
+    const char *name;
+    int type; /* lr_dtype */
+    int n_dims;
+    int64_t ne[4];
+    const void *data; /* NULL for a tensor that is only planned (memory estimates) */
+    size_t size;      /* bytes */
+} lr_tensor;
+
+typedef struct lr_weight lr_weight; /* a tensor as the backend keeps it (repacked, or as it is) */
+
+typedef enum lr_op_kind {
+    LR_OP_EMBED,   /* out[r] = w[token[r]] * scale */
+    LR_OP_NORM,    /* out = in / rms(in) * w; or layer norm with w and bias; over groups of `group` values (a head) */
+    LR_OP_LINEAR,  /* out = in . w^T + bias */
+    LR_OP_ROPE,    /* rotate the first n_rot values of each head by the row's position */
+    LR_OP_KV,      /* write in[0] (keys) and in[1] (values) of each row to its KV slot of `layer`; no output */
+    LR_OP_ATTN,    /* out = attention of in[0] (queries) over the KV of `layer` up to the row's own position */
+    LR_OP_ADD,     /* out = in[0] + in[1] */
+    LR_OP_MUL,     /* out = in[0] * in[1] */
+    LR_OP_ACT,     /* out = act(in[0]) */
+    LR_OP_GLU,     /* out = act(in[0]) * in[1] */
+    LR_OP_SCALE,   /* out = in * scale */
+    LR_OP_SOFTCAP, /* out = scale * tanh(in / scale) */
+    LR_OP_ROWS,    /* out = the rows of in whose logits are wanted */
+} lr_op_kind;
+
+typedef enum lr_act { LR_ACT_SILU, LR_ACT_GELU_TANH, LR_ACT_GELU_ERF, LR_ACT_RELU, LR_ACT_RELU2 } lr_act;
+
+typedef struct lr_rope {
+    int n_heads, head_dim, n_rot; /* n_rot <= head_dim, even */
+    bool interleaved;             /* pairs (2i, 2i+1); else (i, i + n_rot/2) */
+    float base, freq_scale;       /* angle = pos * freq_scale * base^(-2i/n_rot) / factor[i] */
+    float attn_scale;             /* multiplies sin and cos (YaRN); 1 otherwise */
+    const float *factors;         /* (n_rot/2) or NULL; borrowed until compile returns */
+} lr_rope;
+
+typedef struct lr_attn {
+    int layer;                     /* KV layer, 0-based over the layers that have KV */
+    int n_heads, n_kv_heads;       /* n_heads is a multiple of n_kv_heads */
+    int head_dim;                  /* of keys, queries and values */
+    float scale;                   /* multiplies q.k */
+    float softcap;                 /* cap * tanh(score / cap); 0 = none */
+    int window;                    /* a row sees positions > pos - window; 0 = all */
+    const float *sinks;            /* (n_heads) extra logits in the denominator, or NULL; borrowed until compile returns */
+} lr_attn;
+
+typedef struct lr_op {
+    lr_op_kind kind;
+    int in[2], out;         /* value ids, -1 = none */
+    const lr_weight *w;     /* EMBED, NORM, LINEAR */
+    const lr_weight *bias;  /* NORM, LINEAR; NULL = none */
+    union {
+        struct { float eps; int group; bool layer_norm; } norm; /* group divides the width */
+        lr_rope rope;
+        lr_attn attn;
+        lr_act act;  /* ACT, GLU */
+        float scale; /* EMBED, SCALE, SOFTCAP */
+    } u;
+} lr_op;
+
+/* A compiled layer graph's description: values, ops in execution order, and the id of the logits. */
+typedef struct lr_program {
+    int n_values;
+    const int *width;       /* (n_values) */
+    int n_ops;
+    const lr_op *ops;
+    int logits;             /* value id: (wanted rows, vocabulary) */
+    int hidden;             /* value id of the final normalised rows (embeddings), -1 = none */
+} lr_program;
+
+/* The KV of a model: one entry a KV layer. */
+typedef struct lr_kv_layer {
+    int n_kv_heads, head_dim;
+    int group; /* block group, 0 .. LR_KV_GROUPS-1 */
+} lr_kv_layer;
+
+typedef struct lr_kv_spec {
+    int n_layers;
+    const lr_kv_layer *layers;
+    int type;                     /* LR_F32, LR_F16, LR_BF16, LR_Q8_0 */
+    int block_size;               /* token slots a block, 1..256 */
+    int n_blocks[LR_KV_GROUPS];   /* 0 = the group is not in use */
+} lr_kv_spec;
+
+/* One sequence's share of a batch: rows row .. row+n-1 are its tokens at positions pos .. pos+n-1. Their KV slots are
+ * in blocks table[g][p / block_size], all positions before pos hold valid KV. */
+typedef struct lr_batch_seq {
+    int row, n;
+    int pos;
+    const int32_t *table[LR_KV_GROUPS];
+} lr_batch_seq;
+
+typedef struct lr_batch {
+    int n_rows;               /* <= max_rows of the plan */
+    const int32_t *tokens;    /* (n_rows) */
+    int n_seqs;
+    const lr_batch_seq *seqs; /* (n_seqs), rows ascending and without gaps */
+    int n_out;                /* rows whose logits are wanted */
+    const int32_t *out_rows;  /* (n_out) row numbers, ascending */
+    float *logits;            /* (n_out, vocab) result */
+    float *hidden;            /* (n_out, width of hidden) result, or NULL */
+} lr_batch;
+
+typedef struct lr_backend lr_backend;
+typedef struct lr_plan lr_plan;       /* a compiled program with its activation memory */
+typedef struct lr_kv_store lr_kv_store;
+
+typedef struct lr_backend_config {
+    const char *device; /* "cpu", "cuda:0", "auto" */
+    int threads;        /* 0 = all cores this process may use */
+    const char *isa;    /* "scalar", "avx2", "avx512", "amx", or NULL = the best there is (LLMRUN_ISA overrides) */
+    bool exact_f32;     /* the float32 reference path: no quantized activations, scalar kernels, KV as given */
+} lr_backend_config;
+
+/* The operations of a device. Every member is required unless its comment says otherwise. */
+typedef struct lr_backend_ops {
+    const char *name;
+    void (*free)(lr_backend *);
+    /* Prepares a weight. Linear weights are repacked for the matrix product; `embed` ones are also read row by row.
+     * The tensor's data stays mapped and valid until the weight is freed. Safe to call from the engine thread only;
+     * uses the compute pool inside. */
+    int (*weight_new)(lr_backend *, const lr_tensor *, bool linear, bool embed, lr_weight **out, lr_error *err);
+    void (*weight_free)(lr_backend *, lr_weight *);
+    int (*kv_new)(lr_backend *, const lr_kv_spec *, lr_kv_store **out, lr_error *err);
+    void (*kv_free)(lr_backend *, lr_kv_store *);
+    /* Copies whole blocks of a group inside the store (copy on write). */
+    void (*kv_copy)(lr_backend *, lr_kv_store *, int group, int dst, int src);
+    /* Moves a block of a group to / from host memory of kv_block_bytes(group) bytes (swap, snapshots). The layout is
+     * the store's own and the same for every block of the group. */
+    size_t (*kv_block_bytes)(const lr_backend *, const lr_kv_store *, int group);
+    void (*kv_read)(lr_backend *, lr_kv_store *, int group, int block, void *dst);
+    void (*kv_write)(lr_backend *, lr_kv_store *, int group, int block, const void *src);
+    int (*compile)(lr_backend *, const lr_program *, const lr_kv_store *, int max_rows, int max_out, lr_plan **out, lr_error *err);
+    void (*plan_free)(lr_backend *, lr_plan *);
+    /* Runs one batch; returns when the results are in place. Allocates nothing. */
+    int (*run)(lr_backend *, lr_plan *, lr_kv_store *, const lr_batch *, lr_error *err);
+    /* Bytes that the backend holds for weights beyond the mapped file, KV, and activations. */
+    void (*memory)(const lr_backend *, size_t *weights, size_t *kv, size_t *work);
+    /* One line about the kernels in use: "cpu avx512+vnni, 2 threads". Valid until free. */
+    const char *(*describe)(const lr_backend *);
+} lr_backend_ops;
+
+struct lr_backend {
+    const lr_backend_ops *ops;
+};
+
+int lr_backend_new(lr_backend **out, const lr_backend_config *cfg, lr_error *err);
+void lr_backend_free(lr_backend *);
+
+/* Bytes that one block of a group takes over all its layers: for memory planning, without a store. */
+size_t lr_kv_spec_block_bytes(const lr_kv_spec *, int group);
+
+#endif

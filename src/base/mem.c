@@ -1,0 +1,55 @@
+/* mem.c - see mem.h */
+#include "base/mem.h"
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+static atomic_uint_fast64_t n_allocs;
+static atomic_int_fast64_t fail_at; /* counts down to 1 */
+
+static bool refuse(void)
+{
+    atomic_fetch_add_explicit(&n_allocs, 1, memory_order_relaxed);
+    if (atomic_load_explicit(&fail_at, memory_order_relaxed) == 0) return false;
+    return atomic_fetch_sub_explicit(&fail_at, 1, memory_order_relaxed) == 1;
+}
+
+void *lr_malloc(size_t n) { return refuse() ? NULL : malloc(n ? n : 1); }
+
+void *lr_calloc(size_t count, size_t size) { return refuse() ? NULL : calloc(count ? count : 1, size ? size : 1); }
+
+void *lr_realloc(void *p, size_t n) { return refuse() ? NULL : realloc(p, n ? n : 1); }
+
+void *lr_reallocarray(void *p, size_t count, size_t size)
+{
+    size_t n;
+    return lr_mul(count, size, &n) ? lr_realloc(p, n) : NULL;
+}
+
+char *lr_strdup(const char *s) { return lr_memdup(s, strlen(s)); }
+
+char *lr_memdup(const void *s, size_t n)
+{
+    size_t total;
+    char *p = lr_add(n, 1, &total) ? lr_malloc(total) : NULL;
+    if (!p) return NULL;
+    if (n) memcpy(p, s, n);
+    p[n] = 0;
+    return p;
+}
+
+void lr_free(void *p) { free(p); }
+
+void *lr_alloc_aligned(size_t n)
+{
+    size_t total;
+    if (refuse() || !lr_add(n, 63, &total)) return NULL;
+    total &= ~(size_t)63;
+    return aligned_alloc(64, total ? total : 64);
+}
+
+void lr_free_aligned(void *p) { free(p); }
+
+uint64_t lr_mem_allocs(void) { return atomic_load(&n_allocs); }
+
+void lr_mem_fail_at(int64_t n) { atomic_store(&fail_at, n); }

@@ -1,0 +1,63 @@
+/* model.h - a model as the engine sees it: a vocabulary, a KV shape and a forward pass.
+ *
+ * lr_model is a small base "class": a real model (graph.c: weights, layer graph, backend) and the scripted model
+ * (scripted.c: a callback gives the logits) both begin with it. The engine calls `start` once, when it knows how much
+ * KV memory there is, and `forward` at every step. Engine thread only.
+ */
+#ifndef LR_MODEL_MODEL_H
+#define LR_MODEL_MODEL_H
+#include "backend/backend.h"
+#include "text/text.h"
+
+typedef struct lr_model lr_model;
+
+typedef struct lr_model_ops {
+    void (*free)(lr_model *);
+    /* Makes the KV store of spec and everything sized by max_rows (token rows a batch) and max_out (logit rows a
+     * batch). Called again it replaces both (the old KV is gone). spec->n_layers/layers are the model's own. */
+    int (*start)(lr_model *, const lr_kv_spec *spec, int max_rows, int max_out, lr_error *err);
+    /* Runs a batch: see lr_batch. Fails as a whole (out of memory, device lost); the KV slots of its rows are then undefined. */
+    int (*forward)(lr_model *, const lr_batch *, lr_error *err);
+    /* KV blocks: see lr_backend_ops. */
+    void (*kv_copy)(lr_model *, int group, int dst, int src);
+    size_t (*kv_block_bytes)(const lr_model *, int group);
+    void (*kv_read)(lr_model *, int group, int block, void *dst);
+    void (*kv_write)(lr_model *, int group, int block, const void *src);
+    /* Bytes held: weights beyond the mapped file, KV, activations. */
+    void (*memory)(const lr_model *, size_t *weights, size_t *kv, size_t *work);
+} lr_model_ops;
+
+struct lr_model {
+    const lr_model_ops *ops;
+    int n_vocab;    /* logits a row; at least the vocabulary's size */
+    int n_embd;     /* width of the hidden rows */
+    int n_ctx;      /* longest sequence that the model was trained for */
+    int n_kv_layers;
+    lr_kv_layer *kv_layers; /* (n_kv_layers) owned */
+    int n_groups;           /* KV block groups in use */
+    int window[LR_KV_GROUPS]; /* positions a layer of the group looks back over; 0 = all */
+    uint64_t fingerprint;   /* of file and graph: ties snapshots to the model */
+    lr_vocab *vocab;        /* a reference, never NULL */
+    char name[128];
+};
+
+static inline void lr_model_free(lr_model *m)
+{
+    if (m) m->ops->free(m);
+}
+
+/* A model whose logits a callback gives. Its KV holds the token ids themselves, so the callback sees exactly what the
+ * block tables say: a wrong page, copy or eviction shows at once in its output. next: tokens (n) of one sequence up to
+ * and including the row -> logits (n_vocab), preset to 0; returns 0 or fails that row's request: *row_error is set to 1
+ * and the logits are filled with NaN. cost_ns: time that each batch row is to take at least (simulating work), 0. */
+typedef int (*lr_scripted_next)(void *user, const int32_t *tokens, int n, float *logits);
+typedef struct lr_scripted_config {
+    int n_vocab, n_ctx;
+    lr_scripted_next next;
+    void *user;
+    lr_vocab *vocab; /* a reference is taken */
+    int window;      /* > 0: a second KV group with this window exists (its blocks hold the ids too) */
+} lr_scripted_config;
+int lr_scripted_new(lr_model **out, const lr_scripted_config *cfg, lr_error *err);
+
+#endif
