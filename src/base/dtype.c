@@ -2,8 +2,8 @@
  *
  * One static function a block format: block bytes in, its values out. Every function evaluates the format's formula in
  * float32, one rounding a product or sum, in the order written here; kernels are tested against these, so clarity comes
- * before speed (though nothing here is slow). A k-quant block is 256 values in sub-blocks of 16 or 32, each with its own
- * small integer scale, times one or two half-precision scales of the whole block.
+ * before speed (though nothing here is slow). A k-quant block is 256 values in sub-blocks of 16 or 32, each with its
+ * own small integer scale, times one or two half-precision scales of the whole block.
  */
 #include "base/dtype.h"
 #include <assert.h>
@@ -194,8 +194,8 @@ static void q3_k(const uint8_t *p, float *y)
     }
 }
 
-/* Scale and minimum of sub-block k (0..7), six bits each in 12 bytes: 0..3 lie in the low six bits of bytes k and k + 4;
- * 4..7 as low and high nibble of byte k + 4, with their top bits in the top bits of bytes k - 4 and k. */
+/* Scale and minimum of sub-block k (0..7), six bits each in 12 bytes: 0..3 lie in the low six bits of bytes k and k +
+ * 4; 4..7 as low and high nibble of byte k + 4, with their top bits in the top bits of bytes k - 4 and k. */
 static void scale_min(const uint8_t *s, int k, int *scale, int *min)
 {
     if (k < 4) {
@@ -271,7 +271,9 @@ static void iq4_xs(const uint8_t *p, float *y)
 static void plain(int t, const uint8_t *p, float *y, size_t n)
 {
     switch (t) {
-    case LR_F32: memcpy(y, p, n * 4); break;
+    case LR_F32:
+        memcpy(y, p, n * 4);
+        break;
     case LR_F16:
         for (size_t i = 0; i < n; i++) y[i] = half_at(p + 2 * i);
         break;
@@ -287,7 +289,8 @@ static void plain(int t, const uint8_t *p, float *y, size_t n)
     case LR_I32:
         for (size_t i = 0; i < n; i++) y[i] = (float)(int32_t)u32_at(p + 4 * i);
         break;
-    default: assert(!"lr_dtype_to_f32: unknown type");
+    default:
+        assert(!"lr_dtype_to_f32: unknown type");
     }
 }
 
@@ -295,19 +298,45 @@ void lr_dtype_to_f32(int t, const void *src, float *dst, size_t n)
 {
     void (*f)(const uint8_t *, float *) = NULL;
     switch (t) {
-    case LR_Q4_0: f = q4_0; break;
-    case LR_Q4_1: f = q4_1; break;
-    case LR_Q5_0: f = q5_0; break;
-    case LR_Q5_1: f = q5_1; break;
-    case LR_Q8_0: f = q8_0; break;
-    case LR_Q2_K: f = q2_k; break;
-    case LR_Q3_K: f = q3_k; break;
-    case LR_Q4_K: f = q4_k; break;
-    case LR_Q5_K: f = q5_k; break;
-    case LR_Q6_K: f = q6_k; break;
-    case LR_IQ4_NL: f = iq4_nl; break;
-    case LR_IQ4_XS: f = iq4_xs; break;
-    case LR_MXFP4: f = mxfp4; break;
+    case LR_Q4_0:
+        f = q4_0;
+        break;
+    case LR_Q4_1:
+        f = q4_1;
+        break;
+    case LR_Q5_0:
+        f = q5_0;
+        break;
+    case LR_Q5_1:
+        f = q5_1;
+        break;
+    case LR_Q8_0:
+        f = q8_0;
+        break;
+    case LR_Q2_K:
+        f = q2_k;
+        break;
+    case LR_Q3_K:
+        f = q3_k;
+        break;
+    case LR_Q4_K:
+        f = q4_k;
+        break;
+    case LR_Q5_K:
+        f = q5_k;
+        break;
+    case LR_Q6_K:
+        f = q6_k;
+        break;
+    case LR_IQ4_NL:
+        f = iq4_nl;
+        break;
+    case LR_IQ4_XS:
+        f = iq4_xs;
+        break;
+    case LR_MXFP4:
+        f = mxfp4;
+        break;
     default:
         if (n) plain(t, src, dst, n);
         return;
