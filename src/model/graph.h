@@ -1,0 +1,65 @@
+/* graph.h - a layer graph: built once at load (by an architecture script), then compiled and run.
+ *
+ * A node is a small integer: the id of a value of some width; all calls check widths and weight shapes and say which
+ * layer and which two shapes disagree. Weights are named as in the model file and come from a source (a GGUF file, a
+ * folder of safetensors); each is prepared by the backend the moment it is first used. lr_graph_finish compiles nothing
+ * yet: the result is an lr_model, which plans its memory when the engine starts it.
+ *
+ *   lr_graph *g; lr_graph_new(&g, backend, source, err);
+ *   int x; lr_graph_embed(g, "token_embd.weight", 1.0f, &x, err); ... lr_graph_linear(g, x, "output.weight", NULL, 0, &y, err);
+ *   lr_model *m; lr_graph_finish(g, y, -1, &info, &m, err);
+ *
+ * Engine thread only. On any error the graph stays valid and is to be freed.
+ */
+#ifndef LR_MODEL_GRAPH_H
+#define LR_MODEL_GRAPH_H
+#include "model/model.h"
+
+typedef struct lr_graph lr_graph;
+
+/* Where weights come from. find: fills *t and returns true, or false if there is no such tensor. used: told once a
+ * weight has been prepared (its file pages are no longer needed if `packed`). free: called with the graph or model. */
+typedef struct lr_weight_source {
+    void *user;
+    bool (*find)(void *user, const char *name, lr_tensor *t);
+    void (*used)(void *user, const lr_tensor *t, bool packed); /* NULL = nothing */
+    void (*free)(void *user);                                  /* NULL = nothing */
+} lr_weight_source;
+
+/* Takes over the backend and the source (also on failure). */
+int lr_graph_new(lr_graph **out, lr_backend *backend, lr_weight_source source, lr_error *err);
+void lr_graph_free(lr_graph *);
+
+int lr_graph_width(const lr_graph *, int node); /* 0 if there is no such node */
+/* Shape of a tensor of the source; n_dims, 0 if absent. */
+int lr_graph_shape(lr_graph *, const char *name, int64_t ne[4]);
+
+int lr_graph_embed(lr_graph *, const char *weight, float scale, int *out, lr_error *err);
+/* group: the width that is normalised at once (head_dim for per-head norms), 0 = the whole row. bias may be NULL. */
+int lr_graph_norm(lr_graph *, int in, const char *weight, const char *bias, float eps, int group, bool layer_norm, int *out, lr_error *err);
+/* n_out: the width that the caller expects, 0 = whatever the weight says. bias may be NULL (none). */
+int lr_graph_linear(lr_graph *, int in, const char *weight, const char *bias, int n_out, int *out, lr_error *err);
+/* rope->factors is the name's tensor if factors_name is not NULL. */
+int lr_graph_rope(lr_graph *, int in, const lr_rope *rope, const char *factors_name, int *out, lr_error *err);
+/* Writes k and v to a new KV layer and attends; attn->layer is set here. sinks_name may be NULL. */
+int lr_graph_attention(lr_graph *, int q, int k, int v, lr_attn attn, const char *sinks_name, int *out, lr_error *err);
+int lr_graph_binary(lr_graph *, lr_op_kind kind /* ADD, MUL */, int a, int b, int *out, lr_error *err);
+int lr_graph_glu(lr_graph *, int gate, int up, lr_act act, int *out, lr_error *err);
+int lr_graph_act(lr_graph *, int in, lr_act act, int *out, lr_error *err);
+int lr_graph_scale(lr_graph *, lr_op_kind kind /* SCALE, SOFTCAP */, int in, float scale, int *out, lr_error *err);
+
+typedef struct lr_graph_info {
+    const char *name;
+    int n_ctx;
+    lr_vocab *vocab; /* a reference is taken */
+    uint64_t fingerprint;
+} lr_graph_info;
+
+/* Turns the graph into a model and takes it over (freed on success; still the caller's on failure). hidden: node of the
+ * final hidden rows, -1 = none. */
+int lr_graph_finish(lr_graph *, int logits, int hidden, const lr_graph_info *info, lr_model **out, lr_error *err);
+
+/* The backend of a finished graph's model (for reports); NULL for other models. Borrowed. */
+lr_backend *lr_model_backend(lr_model *);
+
+#endif
