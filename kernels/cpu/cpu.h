@@ -57,10 +57,14 @@ typedef struct lr_attn_task {
 /* Layout of a layer's part of a block (T = block_size slots, D = head_dim), element type kv_type (F32, F16, BF16):
  *   k: (n_kv_heads, D, T)   transposed, so that a register holds one dimension of 16 keys
  *   v: (n_kv_heads, T, D)
- * Q8_0: int8 values in the same order, then float16 scales, one per 32 dimensions of a slot: k (n_kv_heads, D/32, T),
- * v (n_kv_heads, T, D/32), each after its own int8 part. lr_cpu_kv_bytes() gives the size of a k or v part.
- * Scores of a row are taken in tiles of 16 positions aligned to 16, whatever the block size; online softmax runs over
- * the tiles in ascending order. */
+ * Q8_0: int8 values in the same order, then float16 scales, one per 32 dimensions of a slot (the last group may be short;
+ * G = ceil(D/32)): k (n_kv_heads, G, T), v (n_kv_heads, T, G), each after its own int8 part. lr_cpu_kv_bytes() gives the
+ * size of a k or v part.
+ * A row's result has one definition, whatever the tile, the block size and the threads: positions are cut into chunks of
+ * LR_ATTN_CHUNK and those into steps of LR_ATTN_STEP, both at absolute multiples; online softmax runs over the steps of a
+ * chunk in ascending order from a fresh state, and the chunks are combined in ascending order. */
+#define LR_ATTN_CHUNK 1024
+#define LR_ATTN_STEP  64
 
 typedef struct lr_cpu_kernels {
     const char *name; /* "scalar", "avx2", "avx512", "amx" */
@@ -91,12 +95,25 @@ typedef struct lr_cpu_kernels {
     /* ---- attention (attn_*.c) ---- */
     /* Writes one row's keys and values (n_kv_heads * head_dim each) to slot `slot` of a block's parts k and v. */
     void (*kv_put)(const float *key, const float *val, int n_kv_heads, int head_dim, int type, int block_size, int slot, char *k, char *v);
-    /* scratch: lr_cpu_attn_scratch() bytes, 64-byte aligned, one a thread. */
+    /* scratch: lr_cpu_attn_scratch() bytes, 64-byte aligned, one a thread. A row that sees nothing (a negative position)
+     * gives zeros. Slots that no row of the task sees are never read, so their table entries may be anything. */
     void (*attn)(const lr_attn_task *t, void *scratch);
+    /* The same in pieces, for threads: attn_part writes chunk `chunk` (lr_attn_chunks) to part, lr_cpu_attn_part_floats()
+     * floats; attn_combine takes the parts of the chunks in order, one behind the other, and writes t->out. The result has
+     * the bits that attn gives. */
+    void (*attn_part)(const lr_attn_task *t, int chunk, float *part, void *scratch);
+    void (*attn_combine)(const lr_attn_task *t, const float *parts, int n_parts);
 
     /* ---- vocabulary rows, for sampling (vocab_*.c) ---- */
     int (*argmax)(const float *x, int n);                       /* lowest index on ties; NaN is never chosen; -1 if all NaN */
-    float (*logsumexp)(const float *x, int n);
+    float (*max)(const float *x, int n);                        /* NaN is passed over; -inf if there is nothing else */
+    float (*logsumexp)(const float *x, int n);                  /* NaN is passed over; -inf if there is nothing else */
+    /* The k largest, descending, the lower index first on ties, NaN as -inf. k <= LR_TOPK_MAX; returns min(k, n). */
+    int (*topk)(const float *x, int n, int k, int32_t *ids, float *vals);
+    int (*count_above)(const float *x, int n, float threshold); /* how many x[i] >= threshold */
+    /* Writes the indices with x[i] >= threshold, ascending, the first cap of them; returns how many there are. */
+    int (*compact_above)(const float *x, int n, float threshold, int32_t *ids, int cap);
+    void (*mask)(float *x, const uint32_t *bits, int n);        /* bit i % 32 of bits[i / 32] clear: x[i] = -inf */
 } lr_cpu_kernels;
 
 /* The tables in this build, best first, ending in NULL; the scalar one is always the last. Entries are complete. */
@@ -111,6 +128,9 @@ void lr_pack_strips(int type, const void *src, size_t row_bytes, int n, int k, v
 
 size_t lr_cpu_kv_bytes(int type, int n_kv_heads, int head_dim, int block_size); /* of a k part or a v part */
 size_t lr_cpu_attn_scratch(int n_group, int head_dim, int max_rows);            /* bytes for a tile of max_rows rows */
+size_t lr_cpu_attn_part_floats(const lr_attn_task *t);                          /* floats of one part */
+void lr_attn_chunks(const lr_attn_task *t, int *first, int *last);              /* chunks that a row of t sees (last < first: none) */
 #define LR_ATTN_ROWS 16 /* most rows that a caller puts into one lr_attn_task */
+#define LR_TOPK_MAX  1024
 
 #endif

@@ -1,0 +1,31 @@
+/* kv.c - sizes of KV parts, of attention scratch and of attention parts; which chunks a task needs.
+ */
+#include "cpu/attn_int.h"
+
+size_t lr_cpu_kv_bytes(int type, int n_kv_heads, int head_dim, int block_size)
+{
+    size_t n = (size_t)n_kv_heads * head_dim * block_size * lr_kv_elem(type);
+    if (type == LR_Q8_0) n += (size_t)n_kv_heads * lr_kv_groups(head_dim) * block_size * 2;
+    return n;
+}
+
+size_t lr_cpu_attn_scratch(int n_group, int head_dim, int max_rows)
+{
+    size_t pairs = (size_t)n_group * max_rows, d = ((size_t)head_dim + 15) / 16 * 16;
+    size_t per_pair = 3 * d               /* queries, the chunk's sum, the sum over chunks */
+                      + LR_ATTN_STEP + 16 /* weights of a step, lanes of the weights' sum */
+                      + 8;                /* maxima, sums, rescaling factors */
+    size_t tiles = 2 * d * LR_ATTN_STEP;  /* a step's keys and values */
+    return (pairs * per_pair + tiles) * sizeof(float) + 16 * 64;
+}
+
+size_t lr_cpu_attn_part_floats(const lr_attn_task *t) { return (size_t)t->n_rows * t->n_group * (t->head_dim + 2); }
+
+void lr_attn_chunks(const lr_attn_task *t, int *first, int *last)
+{
+    int lo, hi, unused;
+    lr_attn_row_range(t, 0, &lo, &unused);
+    lr_attn_row_range(t, t->n_rows - 1, &unused, &hi);
+    *first = lo / LR_ATTN_CHUNK;
+    *last = hi < 0 ? *first - 1 : hi / LR_ATTN_CHUNK;
+}

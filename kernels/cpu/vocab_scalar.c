@@ -1,0 +1,150 @@
+/* vocab_scalar.c - the reference of the kernels over a row of logits, and the selection and sorting of keys.
+ *
+ * topk keeps a buffer of candidates: whatever beats the k-th best known so far goes in; a full buffer is cut back to
+ * its k best. Most of a long row is thus looked at once and dropped.
+ */
+#include "cpu/vocab_int.h"
+
+static int argmax(const float *x, int n)
+{
+    int best = -1;
+    for (int i = 0; i < n; i++) {
+        if (x[i] == x[i] && (best < 0 || x[i] > x[best])) best = i;
+    }
+    return best;
+}
+
+static float max_of(const float *x, int n)
+{
+    float m = -INFINITY;
+    for (int i = 0; i < n; i++) {
+        if (x[i] > m) m = x[i];
+    }
+    return m;
+}
+
+static float logsumexp(const float *x, int n)
+{
+    float m = max_of(x, n);
+    if (isinf(m)) return m;
+    double sum = 0;
+    for (int i = 0; i < n; i++) {
+        if (x[i] == x[i]) sum += exp((double)x[i] - m);
+    }
+    return (float)(m + log(sum));
+}
+
+void lr_vocab_select(uint64_t *keys, int n, int k)
+{
+    int lo = 0, hi = n - 1;
+    while (lo < hi) { /* invariant: the k-th largest lies in lo .. hi */
+        uint64_t a = keys[lo], b = keys[lo + (hi - lo) / 2], c = keys[hi];
+        uint64_t pivot = a > b ? (b > c ? b : a > c ? c : a) : (a > c ? a : b > c ? c : b);
+        int i = lo, j = hi;
+        while (i <= j) {
+            while (keys[i] > pivot) i++;
+            while (keys[j] < pivot) j--;
+            if (i <= j) {
+                uint64_t s = keys[i];
+                keys[i++] = keys[j];
+                keys[j--] = s;
+            }
+        }
+        if (k - 1 <= j)
+            hi = j;
+        else if (k - 1 >= i)
+            lo = i;
+        else
+            return;
+    }
+}
+
+static void insertion_sort(uint64_t *keys, int n)
+{
+    for (int i = 1; i < n; i++) {
+        uint64_t v = keys[i];
+        int j = i;
+        for (; j > 0 && keys[j - 1] < v; j--) keys[j] = keys[j - 1];
+        keys[j] = v;
+    }
+}
+
+void lr_vocab_sort(uint64_t *keys, int n)
+{
+    while (n > 24) { /* the halves of a selection are in order to each other: recurse into the one, loop on the other */
+        int k = n / 2;
+        lr_vocab_select(keys, n, k);
+        lr_vocab_sort(keys, k);
+        keys += k;
+        n -= k;
+    }
+    insertion_sort(keys, n);
+}
+
+void lr_vocab_unpack(const uint64_t *keys, int k, const float *x, int32_t *ids, float *vals)
+{
+    for (int i = 0; i < k; i++) {
+        ids[i] = lr_vocab_id(keys[i]);
+        float v = x[ids[i]];
+        vals[i] = v == v ? v : -INFINITY;
+    }
+}
+
+static int topk(const float *x, int n, int k, int32_t *ids, float *vals)
+{
+    uint64_t keys[4 * LR_TOPK_MAX], least = 0;
+    if (k > LR_TOPK_MAX) k = LR_TOPK_MAX;
+    if (k > n) k = n;
+    if (k <= 0) return 0;
+    int m = 0;
+    for (int i = 0; i < n; i++) {
+        uint64_t key = lr_vocab_key(x[i], i);
+        if (key < least) continue;
+        keys[m++] = key;
+        if (m < 4 * LR_TOPK_MAX) continue;
+        lr_vocab_select(keys, m, k);
+        m = k;
+        least = keys[0];
+        for (int j = 1; j < k; j++) least = keys[j] < least ? keys[j] : least;
+    }
+    lr_vocab_select(keys, m, k);
+    lr_vocab_sort(keys, k);
+    lr_vocab_unpack(keys, k, x, ids, vals);
+    return k;
+}
+
+static int count_above(const float *x, int n, float threshold)
+{
+    int c = 0;
+    for (int i = 0; i < n; i++) c += x[i] >= threshold;
+    return c;
+}
+
+static int compact_above(const float *x, int n, float threshold, int32_t *ids, int cap)
+{
+    int c = 0;
+    for (int i = 0; i < n; i++) {
+        if (!(x[i] >= threshold)) continue;
+        if (c < cap) ids[c] = i;
+        c++;
+    }
+    return c;
+}
+
+static void mask(float *x, const uint32_t *bits, int n)
+{
+    for (int i = 0; i < n; i++) {
+        if (!(bits[i >> 5] >> (i & 31) & 1)) x[i] = -INFINITY;
+    }
+}
+
+void lr_vocab_fill_scalar(lr_cpu_kernels *k)
+{
+    k->argmax = argmax;
+    k->max = max_of;
+    k->logsumexp = logsumexp;
+    k->topk = topk;
+    k->count_above = count_above;
+    k->compact_above = compact_above;
+    k->mask = mask;
+}
