@@ -72,7 +72,7 @@ typedef struct lr_gguf_tensor {
     int type;         /* lr_dtype, always a known one */
     int n_dims;       /* 0..4; dimensions beyond it are 1 */
     uint64_t ne[4];   /* values a dimension, >= 1; ne[0] is the row (contiguous), a multiple of the type's block */
-    const void *data; /* mapped, read-only, aligned to the file's alignment */
+    const void *data; /* read-only; aligned to the file's alignment, which is 8 or more (usually 32), as far as 64 */
     size_t size;      /* bytes: rows * row bytes, no padding */
     int shard;        /* index of the file it lies in */
     uint64_t offset;  /* of data from that file's start */
@@ -83,6 +83,9 @@ typedef struct lr_gguf_tensor {
  * LR_EUNSUPPORTED version 1, big-endian, or a tensor type this build does not know, LR_ELIMIT more than 1 GiB of
  * metadata. The text starts with the path and names the key or tensor. */
 int lr_gguf_open(lr_gguf **out, const char *path, lr_error *err);
+/* The same, but the files are read into memory instead of mapped: for filesystems where mapping is slow, and for
+ * callers who want to be immune to changes of the file. Takes lr_gguf_file_bytes of memory. */
+int lr_gguf_open_copy(lr_gguf **out, const char *path, lr_error *err);
 /* NULL is allowed. Unmaps and closes. */
 void lr_gguf_free(lr_gguf *g);
 

@@ -1,0 +1,479 @@
+/* gguf_parse.c - from the bytes of one GGUF file to its checked tables.
+ *
+ * The file is not trusted. A cursor runs over the metadata once; every count and length is compared with the bytes that
+ * are left before memory is asked for, so memory stays within a small multiple of the metadata that is really there.
+ * The cursor's end is LR_GGUF_META_MAX at most. Keys, names and array elements are copied (terminated or aligned);
+ * strings that are values are views into the file.
+ */
+#include "file/gguf_int.h"
+#include "base/mem.h"
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct reader {
+    lr_gguf_part *p;
+    size_t at, end;
+    const char *where; /* what is being read, for the text of "the file ends in ..." */
+    char show[160];    /* printable form of the name being dealt with */
+    lr_error *err;
+} reader;
+
+static const uint8_t kv_bytes[] = {
+#define X(e, n, name, bytes) [n] = bytes,
+    LR_KV_LIST(X)
+#undef X
+};
+
+const char *lr_kv_type_name(int type)
+{
+    switch (type) {
+#define X(e, n, name, bytes)                                                                                           \
+    case n:                                                                                                            \
+        return name;
+        LR_KV_LIST(X)
+#undef X
+    default:
+        return "unknown";
+    }
+}
+
+/* Fewest bytes a value of the type takes in the file; 0 for an unknown type. */
+static size_t least_bytes(uint32_t type)
+{
+    if (type == LR_KV_STR) return 8;
+    if (type == LR_KV_ARRAY) return 12;
+    return type < sizeof kv_bytes ? kv_bytes[type] : 0;
+}
+
+/* n bytes, 16-byte aligned, freed with the part; NULL without memory. */
+static void *keep(lr_gguf_part *p, size_t n)
+{
+    size_t need;
+    if (!lr_add(n, 15, &need)) return NULL;
+    need &= ~(size_t)15;
+    lr_gguf_chunk *c = p->chunks;
+    if (!c || c->cap - c->used < need) {
+        size_t cap = need > 65536 ? need : 65536, total;
+        if (!lr_add(cap, sizeof *c, &total) || !(c = lr_malloc(total))) return NULL;
+        c->used = 0;
+        c->cap = cap;
+        c->next = p->chunks;
+        p->chunks = c;
+    }
+    void *out = c->data + c->used;
+    c->used += need;
+    return out;
+}
+
+static int no_memory(reader *r) { return lr_fail(r->err, LR_ENOMEM, "no memory for %s", r->where); }
+
+static int ends_early(reader *r)
+{
+    if (r->end < r->p->map.size)
+        return lr_fail(r->err, LR_ELIMIT, "metadata is larger than %zu bytes", LR_GGUF_META_MAX);
+    return lr_fail(r->err, LR_EFORMAT, "the file ends in %s, at byte %zu of %zu", r->where, r->at, r->end);
+}
+
+/* The next n bytes in place. */
+static int take(reader *r, size_t n, const uint8_t **out)
+{
+    if (n > r->end - r->at) return ends_early(r);
+    *out = r->p->map.base + r->at;
+    r->at += n;
+    return 0;
+}
+
+static int take_u32(reader *r, uint32_t *out)
+{
+    const uint8_t *b = NULL;
+    int rc = take(r, 4, &b);
+    if (rc == 0) memcpy(out, b, 4);
+    return rc;
+}
+
+static int take_u64(reader *r, uint64_t *out)
+{
+    const uint8_t *b = NULL;
+    int rc = take(r, 8, &b);
+    if (rc == 0) memcpy(out, b, 8);
+    return rc;
+}
+
+static int take_str(reader *r, lr_str *out)
+{
+    uint64_t n = 0;
+    const uint8_t *b = NULL;
+    int rc = take_u64(r, &n);
+    if (rc != 0) return rc;
+    if (n > r->end - r->at) {
+        if (r->end < r->p->map.size && n <= r->p->map.size - r->at) return ends_early(r);
+        return lr_fail(r->err, LR_EFORMAT, "%s has a string of %llu bytes at byte %zu, more than the file holds",
+                       r->where, (unsigned long long)n, r->at - 8);
+    }
+    rc = take(r, (size_t)n, &b);
+    if (rc == 0) *out = (lr_str){(const char *)b, (size_t)n};
+    return rc;
+}
+
+/* A key or tensor name: terminated copy, checked; what is "key" or "tensor name". */
+static int take_name(reader *r, const char *what, const char **out)
+{
+    lr_str s = {0};
+    int rc = take_str(r, &s);
+    if (rc != 0) return rc;
+    lr_printable(r->show, sizeof r->show, s.s, s.n);
+    if (s.n == 0) return lr_fail(r->err, LR_EFORMAT, "empty %s at byte %zu", what, r->at);
+    if (s.n > LR_GGUF_NAME_MAX) return lr_fail(r->err, LR_EFORMAT, "%s of %zu bytes: %s", what, s.n, r->show);
+    char *z = keep(r->p, s.n + 1);
+    if (!z) return no_memory(r);
+    memcpy(z, s.s, s.n);
+    z[s.n] = 0;
+    if (strlen(z) != s.n) return lr_fail(r->err, LR_EFORMAT, "%s with a zero byte: %s", what, r->show);
+    *out = z;
+    return 0;
+}
+
+/* Makes room for one more item in a growing array of at most limit items. */
+static int grow(reader *r, void **items, size_t n, size_t *cap, size_t size, uint64_t limit)
+{
+    if (n < *cap) return 0;
+    size_t want = *cap ? *cap * 2 : 64;
+    if (want > limit) want = (size_t)limit;
+    void *p = lr_reallocarray(*items, want, size);
+    if (!p) return no_memory(r);
+    *items = p;
+    *cap = want;
+    return 0;
+}
+
+/* ---- metadata ---- */
+
+static int bad_type(reader *r, uint32_t type)
+{
+    return lr_fail(r->err, LR_EFORMAT, "key %s: unknown value type %u", r->show, type);
+}
+
+static int take_numbers(reader *r, lr_gguf_array *a)
+{
+    size_t bytes = a->count * kv_bytes[a->type];
+    const uint8_t *src = NULL;
+    int rc = take(r, bytes, &src);
+    if (rc != 0) return rc;
+    void *dst = keep(r->p, bytes);
+    if (!dst) return no_memory(r);
+    if (bytes) memcpy(dst, src, bytes);
+    a->data = dst;
+    if (a->type == LR_KV_BOOL)
+        for (size_t i = 0; i < a->count; i++)
+            if (src[i] > 1)
+                return lr_fail(r->err, LR_EFORMAT, "key %s: element %zu is no bool: %d", r->show, i, src[i]);
+    return 0;
+}
+
+static int take_array(reader *r, lr_gguf_array *a, int depth)
+{
+    uint32_t type = 0;
+    uint64_t count = 0;
+    int rc = take_u32(r, &type);
+    if (rc == 0) rc = take_u64(r, &count);
+    if (rc != 0) return rc;
+    size_t least = least_bytes(type), bytes;
+    if (!least) return bad_type(r, type);
+    if (count > (r->end - r->at) / least) {
+        if (r->end < r->p->map.size && count <= (r->p->map.size - r->at) / least) return ends_early(r);
+        return lr_fail(r->err, LR_EFORMAT, "key %s: an array of %llu elements does not fit into the file", r->show,
+                       (unsigned long long)count);
+    }
+    *a = (lr_gguf_array){.type = (int)type, .count = (size_t)count};
+    if (type == LR_KV_STR) {
+        lr_str *s = lr_mul(a->count, sizeof *s, &bytes) ? keep(r->p, bytes) : NULL;
+        if (!s) return no_memory(r);
+        for (size_t i = 0; i < a->count && rc == 0; i++) rc = take_str(r, &s[i]);
+        a->data = s;
+        return rc;
+    }
+    if (type == LR_KV_ARRAY) {
+        if (depth == LR_GGUF_DEPTH_MAX)
+            return lr_fail(r->err, LR_ELIMIT, "key %s: arrays nested deeper than %d", r->show, LR_GGUF_DEPTH_MAX);
+        lr_gguf_array *sub = lr_mul(a->count, sizeof *sub, &bytes) ? keep(r->p, bytes) : NULL;
+        if (!sub) return no_memory(r);
+        for (size_t i = 0; i < a->count && rc == 0; i++) rc = take_array(r, &sub[i], depth + 1);
+        a->data = sub;
+        return rc;
+    }
+    return take_numbers(r, a);
+}
+
+/* A number or bool from its little-endian bytes. */
+static int scalar(reader *r, const uint8_t *b, lr_gguf_kv *kv)
+{
+    union {
+        int8_t i8;
+        int16_t i16;
+        int32_t i32;
+        int64_t i64;
+        float f32;
+        double f64;
+    } x = {0};
+    memcpy(&x, b, kv_bytes[kv->type]);
+    switch (kv->type) {
+    case LR_KV_U8:
+        kv->v.u = (uint8_t)x.i8;
+        break;
+    case LR_KV_U16:
+        kv->v.u = (uint16_t)x.i16;
+        break;
+    case LR_KV_U32:
+        kv->v.u = (uint32_t)x.i32;
+        break;
+    case LR_KV_U64:
+        kv->v.u = (uint64_t)x.i64;
+        break;
+    case LR_KV_I8:
+        kv->v.i = x.i8;
+        break;
+    case LR_KV_I16:
+        kv->v.i = x.i16;
+        break;
+    case LR_KV_I32:
+        kv->v.i = x.i32;
+        break;
+    case LR_KV_I64:
+        kv->v.i = x.i64;
+        break;
+    case LR_KV_F32:
+        kv->v.f = (double)x.f32;
+        break;
+    case LR_KV_F64:
+        kv->v.f = x.f64;
+        break;
+    default:
+        if (*b > 1) return lr_fail(r->err, LR_EFORMAT, "key %s: is no bool: %d", r->show, *b);
+        kv->v.b = *b;
+    }
+    return 0;
+}
+
+static int take_kv(reader *r, lr_gguf_kv *kv)
+{
+    *kv = (lr_gguf_kv){0};
+    uint32_t type = 0;
+    int rc = take_name(r, "key", &kv->key);
+    if (rc == 0) rc = take_u32(r, &type);
+    if (rc != 0) return rc;
+    if (!least_bytes(type)) return bad_type(r, type);
+    kv->type = (int)type;
+    if (type == LR_KV_STR) return take_str(r, &kv->v.s);
+    if (type == LR_KV_ARRAY) return take_array(r, &kv->v.a, 1);
+    const uint8_t *b = NULL;
+    rc = take(r, kv_bytes[type], &b);
+    return rc == 0 ? scalar(r, b, kv) : rc;
+}
+
+static int parse_metadata(reader *r, uint64_t count)
+{
+    lr_gguf_part *p = r->p;
+    r->where = "the key list";
+    for (uint64_t i = 0; i < count; i++) {
+        int rc = grow(r, (void **)&p->kv, p->n_kv, &p->cap_kv, sizeof *p->kv, count);
+        if (rc == 0) rc = take_kv(r, &p->kv[p->n_kv]);
+        if (rc != 0) return rc;
+        p->n_kv++;
+    }
+    int rc = lr_gguf__index(&p->kv_index, count ? &p->kv[0].key : NULL, p->n_kv, sizeof *p->kv, "key", r->err);
+    if (rc != 0) return rc;
+
+    p->alignment = LR_GGUF_ALIGNMENT;
+    ptrdiff_t at = lr_gguf__lookup(p->kv_index, p->n_kv, "general.alignment");
+    if (at < 0) return 0;
+    const lr_gguf_kv *kv = &p->kv[at];
+    if (kv->type != LR_KV_U32)
+        return lr_fail(r->err, LR_EFORMAT, "key general.alignment: type is %s, wanted u32", lr_kv_type_name(kv->type));
+    uint64_t a = kv->v.u;
+    if (a < 8 || a > LR_GGUF_ALIGNMENT_MAX || (a & (a - 1)) != 0)
+        return lr_fail(r->err, LR_EFORMAT, "key general.alignment: %llu is not a power of two from 8 to %u",
+                       (unsigned long long)a, LR_GGUF_ALIGNMENT_MAX);
+    p->alignment = (uint32_t)a;
+    return 0;
+}
+
+/* ---- tensor table ---- */
+
+/* Types that exist in GGUF files but not here, for the text of the refusal. */
+static const char *foreign_type(uint32_t t)
+{
+    static const char *const names[] = {
+        [9] = "Q8_1",   [15] = "Q8_K",  [16] = "IQ2_XXS", [17] = "IQ2_XS", [18] = "IQ3_XXS",
+        [19] = "IQ1_S", [21] = "IQ3_S", [22] = "IQ2_S",   [27] = "I64",    [28] = "F64",
+        [29] = "IQ1_M", [34] = "TQ1_0", [35] = "TQ2_0",
+    };
+    return t < sizeof names / sizeof *names && names[t] ? names[t] : "unknown";
+}
+
+/* Fills t->size from type and ne. */
+static int tensor_size(reader *r, lr_gguf_tensor *t)
+{
+    size_t block = (size_t)lr_dtype_block(t->type), rows = 1;
+    for (int i = 0; i < t->n_dims; i++)
+        if (t->ne[i] == 0) return lr_fail(r->err, LR_EFORMAT, "tensor %s: dimension %d is 0", r->show, i);
+    if (t->ne[0] % block != 0)
+        return lr_fail(r->err, LR_EFORMAT, "tensor %s: rows of %llu values are no multiple of %s's block of %zu",
+                       r->show, (unsigned long long)t->ne[0], lr_dtype_name(t->type), block);
+    bool fits = lr_mul(rows, t->ne[1], &rows) && lr_mul(rows, t->ne[2], &rows) && lr_mul(rows, t->ne[3], &rows) &&
+                lr_mul(t->ne[0] / block, (size_t)lr_dtype_bytes(t->type), &t->size) && lr_mul(t->size, rows, &t->size);
+    if (!fits || t->size > r->p->map.size)
+        return lr_fail(r->err, LR_EFORMAT,
+                       "tensor %s: %llu x %llu x %llu x %llu values of %s are more than the file holds", r->show,
+                       (unsigned long long)t->ne[0], (unsigned long long)t->ne[1], (unsigned long long)t->ne[2],
+                       (unsigned long long)t->ne[3], lr_dtype_name(t->type));
+    return 0;
+}
+
+static int take_tensor(reader *r, lr_gguf_tensor *t)
+{
+    *t = (lr_gguf_tensor){.ne = {1, 1, 1, 1}};
+    uint32_t n_dims = 0, type = 0;
+    int rc = take_name(r, "tensor name", &t->name);
+    if (rc == 0) rc = take_u32(r, &n_dims);
+    if (rc != 0) return rc;
+    if (n_dims > 4)
+        return lr_fail(r->err, LR_EFORMAT, "tensor %s: %u dimensions, at most 4 are known", r->show, n_dims);
+    t->n_dims = (int)n_dims;
+    for (int i = 0; i < t->n_dims && rc == 0; i++) rc = take_u64(r, &t->ne[i]);
+    if (rc == 0) rc = take_u32(r, &type);
+    if (rc == 0) rc = take_u64(r, &t->offset);
+    if (rc != 0) return rc;
+    if (type >= LR_DTYPE_MAX || lr_dtype_block((int)type) == 0)
+        return lr_fail(r->err, LR_EUNSUPPORTED, "tensor %s: type %u (%s) is not supported", r->show, type,
+                       foreign_type(type));
+    t->type = (int)type;
+    if (t->offset % r->p->alignment != 0)
+        return lr_fail(r->err, LR_EFORMAT, "tensor %s: offset %llu is not aligned to %u", r->show,
+                       (unsigned long long)t->offset, r->p->alignment);
+    return tensor_size(r, t);
+}
+
+static int by_offset(const void *a, const void *b)
+{
+    const lr_gguf_tensor *x = *(const lr_gguf_tensor *const *)a, *y = *(const lr_gguf_tensor *const *)b;
+    return x->offset != y->offset ? (x->offset < y->offset ? -1 : 1) : (x->size > y->size) - (x->size < y->size);
+}
+
+static int check_overlap(reader *r)
+{
+    lr_gguf_part *p = r->p;
+    const lr_gguf_tensor **sorted = lr_reallocarray(NULL, p->n_tensors, sizeof *sorted);
+    if (!sorted) return no_memory(r);
+    for (size_t i = 0; i < p->n_tensors; i++) sorted[i] = &p->tensors[i];
+    qsort(sorted, p->n_tensors, sizeof *sorted, by_offset);
+    int rc = 0;
+    for (size_t i = 1; i < p->n_tensors && rc == 0; i++) {
+        const lr_gguf_tensor *a = sorted[i - 1], *b = sorted[i];
+        if (b->offset - a->offset >= a->size) continue;
+        char other[160];
+        lr_printable(r->show, sizeof r->show, a->name, strlen(a->name));
+        lr_printable(other, sizeof other, b->name, strlen(b->name));
+        rc = lr_fail(r->err, LR_EFORMAT, "tensor %s: its data overlaps that of %s", r->show, other);
+    }
+    lr_free(sorted);
+    return rc;
+}
+
+static int parse_tensors(reader *r, uint64_t count)
+{
+    lr_gguf_part *p = r->p;
+    r->where = "the tensor list";
+    for (uint64_t i = 0; i < count; i++) {
+        int rc = grow(r, (void **)&p->tensors, p->n_tensors, &p->cap_tensors, sizeof *p->tensors, count);
+        if (rc == 0) rc = take_tensor(r, &p->tensors[p->n_tensors]);
+        if (rc != 0) return rc;
+        p->n_tensors++;
+    }
+    size_t mask = p->alignment - 1;
+    p->data_start = (r->at + mask) & ~mask; /* cannot wrap: at <= LR_GGUF_META_MAX */
+    for (size_t i = 0; i < p->n_tensors; i++) {
+        lr_gguf_tensor *t = &p->tensors[i];
+        size_t start, end;
+        if (!lr_add(t->offset, p->data_start, &start) || !lr_add(start, t->size, &end) || end > p->map.size) {
+            lr_printable(r->show, sizeof r->show, t->name, strlen(t->name));
+            return lr_fail(r->err, LR_EFORMAT,
+                           "tensor %s: its %zu bytes at offset %llu lie beyond the file's end (cut off?)", r->show,
+                           t->size, (unsigned long long)t->offset);
+        }
+        t->offset = start;
+        t->data = p->map.base + start;
+    }
+    return count ? check_overlap(r) : 0;
+}
+
+int lr_gguf__parse(lr_gguf_part *p, lr_error *err)
+{
+    reader r = {.p = p, .end = p->map.size < LR_GGUF_META_MAX ? p->map.size : LR_GGUF_META_MAX, .err = err};
+    uint32_t magic = 0, version = 0;
+    uint64_t n_tensors = 0, n_kv = 0;
+    r.where = "the header";
+    int rc = take_u32(&r, &magic);
+    if (rc != 0) return rc;
+    if (magic != LR_GGUF_MAGIC) return lr_fail(err, LR_EFORMAT, "is not a GGUF file: it starts with %08x", magic);
+    rc = take_u32(&r, &version);
+    if (rc != 0) return rc;
+    if (version != 0 && (version & 0xFFFF) == 0)
+        return lr_fail(err, LR_EUNSUPPORTED, "is a big-endian GGUF file; only little-endian ones are supported");
+    if (version != 2 && version != 3)
+        return lr_fail(err, LR_EUNSUPPORTED, "is GGUF version %u; 2 and 3 are supported", version);
+    p->version = (int)version;
+    rc = take_u64(&r, &n_tensors);
+    if (rc == 0) rc = take_u64(&r, &n_kv);
+    if (rc != 0) return rc;
+    /* a key takes at least 8 + 1 + 4 + 1 bytes, a tensor 8 + 1 + 4 + 4 + 8 */
+    size_t left = r.end - r.at;
+    if (n_kv > left / 14)
+        return lr_fail(err, LR_EFORMAT, "%llu keys do not fit into the file", (unsigned long long)n_kv);
+    if (n_tensors > left / 25)
+        return lr_fail(err, LR_EFORMAT, "%llu tensors do not fit into the file", (unsigned long long)n_tensors);
+    rc = parse_metadata(&r, n_kv);
+    return rc == 0 ? parse_tensors(&r, n_tensors) : rc;
+}
+
+/* ---- index ---- */
+
+static uint64_t hash_of(const char *s)
+{
+    uint64_t h = 14695981039346656037u; /* FNV-1a */
+    for (; *s; s++) h = (h ^ (uint8_t)*s) * 1099511628211u;
+    return h;
+}
+
+static int compare_slots(const void *pa, const void *pb)
+{
+    const lr_gguf_slot *a = pa, *b = pb;
+    return a->hash != b->hash ? (a->hash < b->hash ? -1 : 1) : strcmp(a->name, b->name);
+}
+
+int lr_gguf__index(lr_gguf_slot **out, const char *const *names, size_t n, size_t stride, const char *what,
+                   lr_error *err)
+{
+    lr_gguf_slot *s = lr_reallocarray(NULL, n, sizeof *s);
+    if (!s) return lr_fail(err, LR_ENOMEM, "no memory for an index of %zu names", n);
+    for (size_t i = 0; i < n; i++) {
+        const char *name = *(const char *const *)((const char *)names + i * stride);
+        s[i] = (lr_gguf_slot){hash_of(name), name, i};
+    }
+    if (n) qsort(s, n, sizeof *s, compare_slots);
+    for (size_t i = 1; i < n; i++) {
+        if (compare_slots(&s[i - 1], &s[i]) != 0) continue;
+        char show[160];
+        lr_printable(show, sizeof show, s[i].name, strlen(s[i].name));
+        lr_free(s);
+        return lr_fail(err, LR_EFORMAT, "%s %s appears twice", what, show);
+    }
+    *out = s;
+    return 0;
+}
+
+ptrdiff_t lr_gguf__lookup(const lr_gguf_slot *index, size_t n, const char *name)
+{
+    lr_gguf_slot key = {hash_of(name), name, 0};
+    const lr_gguf_slot *s = n ? bsearch(&key, index, n, sizeof *s, compare_slots) : NULL;
+    return s ? (ptrdiff_t)s->i : -1;
+}
