@@ -6,7 +6,7 @@
 
 me=${0##*/}
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
-cache=${LLMRUN_MODELS:-${HOME:-/root}/.cache/llmrun}
+cache=${LLMRUN_MODELS:-$HOME/.cache/llmrun}
 
 note() { printf 'scripts/%s: %s\n' "$me" "$*" >&2; }
 die() { note "$*"; exit 1; }
