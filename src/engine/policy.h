@@ -1,0 +1,70 @@
+/* policy.h - the decisions of the engine as a table of optional hooks, and what a hook may do in a step.
+ *
+ * Every hook may be NULL; then, and whenever a hook returns a negative value, the built-in first-come-first-served rule
+ * decides. A hook cannot break anything: what can't be had (tokens past the budget, blocks that are not free, a request
+ * that is not there any more) is refused. Hooks run inside a step: see engine.h for what they may call.
+ *
+ * The built-in rule: decodes first, in order of arrival; then prompts in order of arrival, each getting at most half of
+ * what is left of the budget as long as others wait (so that a short prompt gets by a long one), and what remains in the
+ * same order; new requests start while their whole prompt fits. When blocks run out the youngest request yields.
+ */
+#ifndef LR_ENGINE_POLICY_H
+#define LR_ENGINE_POLICY_H
+#include "engine/engine.h"
+
+typedef struct lr_step lr_step; /* one step being put together; valid inside a hook only */
+
+typedef struct lr_policy {
+    const char *name;
+    void *user;
+    /* A new request: 0 = take it (priority and deadline may be changed), 1 = refuse it with err filled. Default: take. */
+    int (*admit)(void *user, lr_request *req, lr_error *err);
+    /* Fills the step with lr_step_run. Default: see above. */
+    int (*schedule)(void *user, lr_step *step);
+    /* `need` more blocks of `group` are wanted for req: preempt others (or req) with lr_step_preempt. Called again as
+     * long as that is not enough; the default decides if nothing was preempted. */
+    int (*preempt)(void *user, lr_step *step, lr_request *req, int group, int need);
+    /* Score of a cached leaf: the lowest goes first. NaN or NULL: least recently used. */
+    double (*evict)(void *user, const lr_kv_leaf *leaf);
+    /* A token was drawn: 1 = finish the request ("stop") after it. Default 0. */
+    int (*token)(void *user, lr_request *req, int32_t token);
+    /* The request has ended, however. */
+    void (*finish)(void *user, lr_request *req);
+    /* The policy is replaced or the engine freed. */
+    void (*free)(void *user);
+} lr_policy;
+
+/* Takes a copy; NULL = the built-in rule. The old policy's free is called. Between steps. */
+int lr_engine_set_policy(lr_engine *, const lr_policy *, lr_error *err);
+const char *lr_engine_policy_name(const lr_engine *);
+
+/* The lists as they stood when the step began, in order of arrival. An entry that left the list in this step is NULL. */
+int lr_step_n_waiting(const lr_step *);
+lr_request *lr_step_waiting(const lr_step *, int i);
+int lr_step_n_running(const lr_step *);
+lr_request *lr_step_running(const lr_step *, int i);
+int lr_step_budget(const lr_step *);             /* rows left */
+int lr_step_slots(const lr_step *);              /* requests that may still start */
+int lr_step_blocks(const lr_step *, int group);  /* blocks free or evictable */
+int lr_step_block_size(const lr_step *);
+double lr_step_now(const lr_step *);
+lr_engine *lr_step_engine(const lr_step *);
+
+/* Why the last lr_step_run gave less than was asked; static text, NULL if it did not. */
+const char *lr_step_refusal(const lr_step *);
+/* Runs up to n pending tokens of a waiting or running request in this step (a decode is one token); n <= 0 = all that
+ * are allowed. Called again for the same request it adds to its share. Returns the rows granted by this call; 0 =
+ * refused. May preempt others (hook or default) when a running request lacks blocks; never for a waiting one. */
+int lr_step_run(lr_step *, lr_request *, int n);
+/* Rows granted to a request in this step so far. */
+int lr_step_granted(const lr_step *, const lr_request *);
+/* Sends a running request back to the waiting list and takes its blocks; its share of this step is void and it cannot
+ * run again in this step. 0, or LR_ESTATE if it is not running. A swap that has no host memory recomputes. */
+int lr_step_preempt(lr_step *, lr_request *, lr_preempt_how how);
+/* True if a waiting request's whole prompt and one more block would fit now without preempting anyone. */
+bool lr_step_fits(lr_step *, lr_request *);
+/* The built-in schedule and preempt rules, for policies that only adjust them. */
+int lr_step_default(lr_step *);
+int lr_step_default_preempt(lr_step *, lr_request *req);
+
+#endif
