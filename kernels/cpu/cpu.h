@@ -126,6 +126,11 @@ size_t lr_pack_strip_bytes(int type, int k);  /* 0 = the type is not packed */
 /* Packs strips s0..s1-1 of a matrix of n rows that lie row_bytes apart in the file's format. */
 void lr_pack_strips(int type, const void *src, size_t row_bytes, int n, int k, void *dst, int s0, int s1);
 
+/* The float32 reference product: weight rows of `type`, row_bytes apart, dequantized exactly, times float rows x (m, k);
+ * y[r][j] for features j0..j1-1. Sums in 16 fixed partial sums. */
+void lr_gemm_f32_ref(int type, const void *rows, size_t row_bytes, int k, const float *x, size_t ldx, int m, float *y, size_t ldy,
+                     int j0, int j1);
+
 size_t lr_cpu_kv_bytes(int type, int n_kv_heads, int head_dim, int block_size); /* of a k part or a v part */
 size_t lr_cpu_attn_scratch(int n_group, int head_dim, int max_rows);            /* bytes for a tile of max_rows rows */
 size_t lr_cpu_attn_part_floats(const lr_attn_task *t);                          /* floats of one part */

@@ -1,10 +1,10 @@
 /* backend.h - what a device does for a model: hold weights and KV blocks, compile a layer graph, run batches.
  *
- * A model is a list of lr_op over values. A value is a float32 matrix (rows, width); its rows are the batch's token rows,
- * or, behind LR_OP_ROWS, only the rows whose logits somebody wants. A backend compiles the list once (fusing what it
- * likes) and then runs it on batches. Its promise: a row's result is bit-identical whatever the other rows, the chunk
- * it came in, the pages its KV lies on and the number of threads; every sum is taken in an order that depends on the
- * row alone.
+ * A model is a list of lr_op over values. A value is a float32 matrix (rows, width); its rows are the batch's token
+ * rows, or, behind LR_OP_ROWS, only the rows whose logits somebody wants. A backend compiles the list once (fusing what
+ * it likes) and then runs it on batches. Its promise: a row's result is bit-identical whatever the other rows, the
+ * chunk it came in, the pages its KV lies on and the number of threads; every sum is taken in an order that depends on
+ * the row alone.
  *
  * KV memory is paged. The backend owns the storage of n_blocks blocks of block_size token slots for all layers; who
  * owns a block is src/kv's business. Layers with a sliding window may live in a block group of their own (own pool,
@@ -58,22 +58,26 @@ typedef struct lr_rope {
 } lr_rope;
 
 typedef struct lr_attn {
-    int layer;                     /* KV layer, 0-based over the layers that have KV */
-    int n_heads, n_kv_heads;       /* n_heads is a multiple of n_kv_heads */
-    int head_dim;                  /* of keys, queries and values */
-    float scale;                   /* multiplies q.k */
-    float softcap;                 /* cap * tanh(score / cap); 0 = none */
-    int window;                    /* a row sees positions > pos - window; 0 = all */
-    const float *sinks;            /* (n_heads) extra logits in the denominator, or NULL; borrowed until compile returns */
+    int layer;               /* KV layer, 0-based over the layers that have KV */
+    int n_heads, n_kv_heads; /* n_heads is a multiple of n_kv_heads */
+    int head_dim;            /* of keys, queries and values */
+    float scale;             /* multiplies q.k */
+    float softcap;           /* cap * tanh(score / cap); 0 = none */
+    int window;              /* a row sees positions > pos - window; 0 = all */
+    const float *sinks;      /* (n_heads) extra logits in the denominator, or NULL; borrowed until compile returns */
 } lr_attn;
 
 typedef struct lr_op {
     lr_op_kind kind;
-    int in[2], out;         /* value ids, -1 = none */
-    const lr_weight *w;     /* EMBED, NORM, LINEAR */
-    const lr_weight *bias;  /* NORM, LINEAR; NULL = none */
+    int in[2], out;        /* value ids, -1 = none */
+    const lr_weight *w;    /* EMBED, NORM, LINEAR */
+    const lr_weight *bias; /* NORM, LINEAR; NULL = none */
     union {
-        struct { float eps; int group; bool layer_norm; } norm; /* group divides the width */
+        struct {
+            float eps;
+            int group;
+            bool layer_norm;
+        } norm; /* group divides the width */
         lr_rope rope;
         lr_attn attn;
         lr_act act;  /* ACT, GLU */
@@ -84,11 +88,11 @@ typedef struct lr_op {
 /* A compiled layer graph's description: values, ops in execution order, and the id of the logits. */
 typedef struct lr_program {
     int n_values;
-    const int *width;       /* (n_values) */
+    const int *width; /* (n_values) */
     int n_ops;
     const lr_op *ops;
-    int logits;             /* value id: (wanted rows, vocabulary) */
-    int hidden;             /* value id of the final normalised rows (embeddings), -1 = none */
+    int logits; /* value id: (wanted rows, vocabulary) */
+    int hidden; /* value id of the final normalised rows (embeddings), -1 = none */
 } lr_program;
 
 /* The KV of a model: one entry a KV layer. */
@@ -100,9 +104,9 @@ typedef struct lr_kv_layer {
 typedef struct lr_kv_spec {
     int n_layers;
     const lr_kv_layer *layers;
-    int type;                     /* LR_F32, LR_F16, LR_BF16, LR_Q8_0 */
-    int block_size;               /* token slots a block, 1..256 */
-    int n_blocks[LR_KV_GROUPS];   /* 0 = the group is not in use */
+    int type;                   /* LR_F32, LR_F16, LR_BF16, LR_Q8_0 */
+    int block_size;             /* token slots a block, 1..256 */
+    int n_blocks[LR_KV_GROUPS]; /* 0 = the group is not in use */
 } lr_kv_spec;
 
 /* One sequence's share of a batch: rows row .. row+n-1 are its tokens at positions pos .. pos+n-1. Their KV slots are
@@ -114,8 +118,8 @@ typedef struct lr_batch_seq {
 } lr_batch_seq;
 
 typedef struct lr_batch {
-    int n_rows;               /* <= max_rows of the plan */
-    const int32_t *tokens;    /* (n_rows) */
+    int n_rows;            /* <= max_rows of the plan */
+    const int32_t *tokens; /* (n_rows) */
     int n_seqs;
     const lr_batch_seq *seqs; /* (n_seqs), rows ascending and without gaps */
     int n_out;                /* rows whose logits are wanted */
@@ -125,7 +129,7 @@ typedef struct lr_batch {
 } lr_batch;
 
 typedef struct lr_backend lr_backend;
-typedef struct lr_plan lr_plan;       /* a compiled program with its activation memory */
+typedef struct lr_plan lr_plan; /* a compiled program with its activation memory */
 typedef struct lr_kv_store lr_kv_store;
 
 typedef struct lr_backend_config {
@@ -153,7 +157,8 @@ typedef struct lr_backend_ops {
     size_t (*kv_block_bytes)(const lr_backend *, const lr_kv_store *, int group);
     void (*kv_read)(lr_backend *, lr_kv_store *, int group, int block, void *dst);
     void (*kv_write)(lr_backend *, lr_kv_store *, int group, int block, const void *src);
-    int (*compile)(lr_backend *, const lr_program *, const lr_kv_store *, int max_rows, int max_out, lr_plan **out, lr_error *err);
+    int (*compile)(lr_backend *, const lr_program *, const lr_kv_store *, int max_rows, int max_out, lr_plan **out,
+                   lr_error *err);
     void (*plan_free)(lr_backend *, lr_plan *);
     /* Runs one batch; returns when the results are in place. Allocates nothing. */
     int (*run)(lr_backend *, lr_plan *, lr_kv_store *, const lr_batch *, lr_error *err);

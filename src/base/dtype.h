@@ -55,7 +55,10 @@ float lr_f16_to_f32(uint16_t h);
 uint16_t lr_f32_to_f16(float f);
 static inline float lr_bf16_to_f32(uint16_t h)
 {
-    union { uint32_t u; float f; } v = {(uint32_t)h << 16};
+    union {
+        uint32_t u;
+        float f;
+    } v = {(uint32_t)h << 16};
     return v.f;
 }
 uint16_t lr_f32_to_bf16(float f);

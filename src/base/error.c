@@ -44,11 +44,14 @@ int lr_fail_prefix(lr_error *err, const char *fmt, ...)
 const char *lr_error_name(int code)
 {
     switch (code) {
-    case LR_OK: return "ok";
+    case LR_OK:
+        return "ok";
 #define X(c, name, text)                                                                                               \
-    case c: return name;
+    case c:                                                                                                            \
+        return name;
         LR_ERROR_LIST(X)
 #undef X
-    default: return "unknown";
+    default:
+        return "unknown";
     }
 }

@@ -2,7 +2,8 @@
  *
  * A function that can fail for a reason outside our code returns int, 0 or a negative LR_E code, takes a trailing
  * lr_error * (never NULL) and fills it. Results come back through pointers, which are untouched on failure.
- * The text is bounded, ends in no full stop or newline, and names the thing at fault ("tensor blk.0.attn_q.weight: ...").
+ * The text is bounded, ends in no full stop or newline, and names the thing at fault ("tensor blk.0.attn_q.weight:
+ * ...").
  */
 #ifndef LR_BASE_ERROR_H
 #define LR_BASE_ERROR_H

@@ -9,7 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* malloc/calloc/realloc with the counter; NULL on failure (or when the test hook says so). n = 0 gives a valid block. */
+/* malloc/calloc/realloc with the counter; NULL on failure (or when the test hook says so). n = 0 gives a valid block.
+ */
 void *lr_malloc(size_t n);
 void *lr_calloc(size_t count, size_t size); /* count * size is checked */
 void *lr_realloc(void *p, size_t n);        /* p stays valid on failure */

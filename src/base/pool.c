@@ -35,7 +35,10 @@ struct lr_pool {
     void *arg;
     int n_started;
     pthread_t threads[MAX_THREADS];
-    struct worker { struct lr_pool *pool; int id; } workers[MAX_THREADS];
+    struct worker {
+        struct lr_pool *pool;
+        int id;
+    } workers[MAX_THREADS];
 };
 
 static inline void relax(void)
@@ -66,8 +69,7 @@ static void word_wait(word *w, unsigned old)
         if (t > end) break;
     }
     atomic_fetch_add(&w->sleepers, 1);
-    while (atomic_load(&w->gen) == old)
-        syscall(SYS_futex, &w->gen, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
+    while (atomic_load(&w->gen) == old) syscall(SYS_futex, &w->gen, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
     atomic_fetch_sub(&w->sleepers, 1);
 }
 
@@ -132,7 +134,8 @@ int lr_pool_cores(void)
 
 int lr_pool_new(lr_pool **out, int threads, lr_error *err)
 {
-    if (threads < 0 || threads > MAX_THREADS) return lr_fail(err, LR_EINVAL, "threads = %d is not in 0..%d", threads, MAX_THREADS);
+    if (threads < 0 || threads > MAX_THREADS)
+        return lr_fail(err, LR_EINVAL, "threads = %d is not in 0..%d", threads, MAX_THREADS);
     lr_pool *p = lr_alloc_aligned(sizeof *p);
     if (!p) return lr_fail(err, LR_ENOMEM, "no memory for the thread pool");
     memset(p, 0, sizeof *p);

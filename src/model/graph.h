@@ -6,8 +6,8 @@
  * yet: the result is an lr_model, which plans its memory when the engine starts it.
  *
  *   lr_graph *g; lr_graph_new(&g, backend, source, err);
- *   int x; lr_graph_embed(g, "token_embd.weight", 1.0f, &x, err); ... lr_graph_linear(g, x, "output.weight", NULL, 0, &y, err);
- *   lr_model *m; lr_graph_finish(g, y, -1, &info, &m, err);
+ *   int x; lr_graph_embed(g, "token_embd.weight", 1.0f, &x, err); ... lr_graph_linear(g, x, "output.weight", NULL, 0,
+ * &y, err); lr_model *m; lr_graph_finish(g, y, -1, &info, &m, err);
  *
  * Engine thread only. On any error the graph stays valid and is to be freed.
  */
@@ -36,7 +36,8 @@ int lr_graph_shape(lr_graph *, const char *name, int64_t ne[4]);
 
 int lr_graph_embed(lr_graph *, const char *weight, float scale, int *out, lr_error *err);
 /* group: the width that is normalised at once (head_dim for per-head norms), 0 = the whole row. bias may be NULL. */
-int lr_graph_norm(lr_graph *, int in, const char *weight, const char *bias, float eps, int group, bool layer_norm, int *out, lr_error *err);
+int lr_graph_norm(lr_graph *, int in, const char *weight, const char *bias, float eps, int group, bool layer_norm,
+                  int *out, lr_error *err);
 /* n_out: the width that the caller expects, 0 = whatever the weight says. bias may be NULL (none). */
 int lr_graph_linear(lr_graph *, int in, const char *weight, const char *bias, int n_out, int *out, lr_error *err);
 /* rope->factors is the name's tensor if factors_name is not NULL. */

@@ -1,0 +1,27 @@
+/* backend.c - finds the backend of a device name. */
+#include "backend/backend.h"
+#include "backend/backend_int.h"
+#include "cpu/cpu.h"
+#include <string.h>
+
+int lr_backend_new(lr_backend **out, const lr_backend_config *cfg, lr_error *err)
+{
+    const char *device = cfg->device ? cfg->device : "auto";
+    if (strcmp(device, "cpu") == 0 || strcmp(device, "auto") == 0) return lr_backend_cpu(out, cfg, err);
+    return lr_fail(err, LR_EINVAL, "device '%s' is not known: use \"cpu\" or \"auto\"", device);
+}
+
+void lr_backend_free(lr_backend *b)
+{
+    if (b) b->ops->free(b);
+}
+
+size_t lr_kv_spec_block_bytes(const lr_kv_spec *s, int group)
+{
+    size_t n = 0;
+    for (int i = 0; i < s->n_layers; i++)
+        if (s->layers[i].group == group)
+            n += 2 * ((lr_cpu_kv_bytes(s->type, s->layers[i].n_kv_heads, s->layers[i].head_dim, s->block_size) + 63) &
+                      ~(size_t)63);
+    return n;
+}

@@ -1,0 +1,131 @@
+/* cpu_int.h - inside the CPU backend: weights, KV store, compiled plans. See cpu.c, cpu_plan.c, cpu_run.c.
+ *
+ * A plan is a list of stages; the threads meet at a barrier behind each. Three kinds:
+ *   ROWS  a chain of row-local operations, done row by row: no barrier inside the chain
+ *   GEMM  matrix products with the same number of rows and ready inputs; a gate/up pair with its GLU is one item
+ *   ATTN  attention of one layer: tasks are (tile of rows of a sequence, KV head)
+ * Each stage is cut into tasks that threads take from a counter; who does a task never changes its result.
+ */
+#ifndef LR_BACKEND_CPU_INT_H
+#define LR_BACKEND_CPU_INT_H
+#include "backend/backend.h"
+#include "base/pool.h"
+#include "cpu/cpu.h"
+#include <stdatomic.h>
+
+typedef struct cpu_backend {
+    lr_backend base;
+    lr_pool *pool;
+    const lr_cpu_kernels *k;
+    bool exact;
+    size_t bytes_weights, bytes_kv, bytes_work;
+    char text[128];
+} cpu_backend;
+
+struct lr_weight {
+    int type, n, k;   /* n rows of k values */
+    const char *rows; /* the file's rows (mapped), row_bytes apart */
+    size_t row_bytes;
+    float *vec;     /* vectors (norms, biases) as float */
+    lr_gemm_w gemm; /* linear weights */
+    void *packed;   /* owned, or NULL */
+    size_t bytes;   /* owned */
+};
+
+struct lr_kv_store {
+    lr_kv_layer *layers;
+    size_t *offset; /* (n_layers) of a layer's K part in a block; V follows at offset + part */
+    size_t *part;   /* (n_layers) bytes of a K part */
+    int n_layers, type, block_size;
+    int n_blocks[LR_KV_GROUPS];
+    size_t block_bytes[LR_KV_GROUPS];
+    char *base[LR_KV_GROUPS]; /* mmap'ed lazily: untouched blocks take no memory */
+};
+
+/* Operations that exist only inside a plan. */
+enum { OP_QUANT = 100, OP_ROPE_TABLE };
+
+typedef struct plan_op {
+    int kind;       /* lr_op_kind or OP_... */
+    int in[2], out; /* value ids; OP_QUANT: out = id of the quantized value; LINEAR: in[1] = quantized input or -1 */
+    const lr_weight *w, *bias;
+    float eps, scale;
+    int group, act, rope; /* rope: index into ropes */
+    bool layer_norm;
+    int layer, n_heads, n_kv_heads, head_dim, window;
+    float softcap;
+    const float *sinks; /* owned by the plan */
+    int quant;          /* ATTN, GLU: quantized value that it fills as well, -1 = none */
+    int stage;
+} plan_op;
+
+typedef struct gemm_item {
+    int a, b; /* ops; b: the second product of a GLU pair, or -1 */
+    int glu;  /* GLU op, or -1 */
+} gemm_item;
+
+typedef enum stage_kind { STAGE_ROWS, STAGE_GEMM, STAGE_ATTN } stage_kind;
+
+typedef struct stage {
+    stage_kind kind;
+    bool narrow;  /* works on the wanted rows */
+    int first, n; /* ROWS, ATTN: order[first..]; GEMM: items[first..] */
+} stage;
+
+typedef struct rope_table {
+    int n_rot, n_heads, head_dim;
+    bool interleaved;
+    double *freq; /* (n_rot/2) */
+    float attn_scale;
+    float *cs; /* (max_rows, n_rot) cos, sin pairs */
+} rope_table;
+
+typedef struct value_info {
+    int width;
+    bool narrow, quant; /* quant: int8 rows with scales */
+    int def, last;      /* stages */
+    size_t offset, bytes;
+} value_info;
+
+typedef struct attn_tile {
+    int seq, row, n;
+} attn_tile;
+
+struct lr_plan {
+    cpu_backend *be;
+    int max_rows, max_out;
+    int n_values;
+    value_info *values;
+    float **ptr; /* (n_values) */
+    lr_qact *q;  /* (n_values) of quantized ones */
+    int n_ops;
+    plan_op *ops;
+    int *order; /* op numbers by stage */
+    int n_order;
+    gemm_item *items;
+    int n_items;
+    stage *stages;
+    int n_stages;
+    rope_table *ropes;
+    int n_ropes;
+    float **sinks;
+    int n_sinks;
+    int logits, hidden;
+    char *work;
+    size_t work_bytes;
+    int *row_pos, *row_seq; /* (max_rows) */
+    attn_tile *tiles;       /* (max_rows) */
+    int n_tiles;
+    char *scratch; /* attention scratch, one a thread */
+    size_t scratch_bytes;
+    struct counter {
+        _Alignas(64) atomic_int next;
+    } * counters; /* (n_stages) */
+};
+
+int lr_cpu_compile(lr_backend *, const lr_program *, const lr_kv_store *, int max_rows, int max_out, lr_plan **out,
+                   lr_error *err);
+void lr_cpu_plan_free(lr_backend *, lr_plan *);
+int lr_cpu_run(lr_backend *, lr_plan *, lr_kv_store *, const lr_batch *, lr_error *err);
+
+#endif

@@ -1,0 +1,324 @@
+/* cpu_run.c - runs a compiled plan on a batch: one parallel region for the whole forward pass.
+ *
+ * Every thread walks the same list of stages and takes tasks from the stage's counter. What a task computes for a row
+ * depends on the row alone; which thread takes it, and how rows and columns are cut, does not reach the result.
+ */
+#include "backend/cpu_int.h"
+#include "base/mem.h"
+#include <math.h>
+#include <string.h>
+
+typedef struct run_ctx {
+    lr_plan *p;
+    const lr_kv_store *kv;
+    const lr_batch *b;
+    int n_threads;
+} run_ctx;
+
+static int rows_of(const run_ctx *c, bool narrow) { return narrow ? c->b->n_out : c->b->n_rows; }
+
+static int min_int(int a, int b) { return a < b ? a : b; }
+
+/* ---- ROWS ---- */
+
+static void rope_angles(const rope_table *t, int pos, float *cs)
+{
+    for (int i = 0; i < t->n_rot / 2; i++) {
+        double a = pos * t->freq[i];
+        cs[2 * i] = (float)cos(a) * t->attn_scale;
+        cs[2 * i + 1] = (float)sin(a) * t->attn_scale;
+    }
+}
+
+static void put_kv(const run_ctx *c, const plan_op *o, int r)
+{
+    const lr_plan *p = c->p;
+    const lr_kv_store *kv = c->kv;
+    const lr_kv_layer *l = &kv->layers[o->layer];
+    int pos = p->row_pos[r];
+    int block = c->b->seqs[p->row_seq[r]].table[l->group][pos / kv->block_size];
+    char *k = kv->base[l->group] + (size_t)block * kv->block_bytes[l->group] + kv->offset[o->layer];
+    size_t w = (size_t)l->n_kv_heads * (size_t)l->head_dim;
+    p->be->k->kv_put(p->ptr[o->in[0]] + (size_t)r * w, p->ptr[o->in[1]] + (size_t)r * w, l->n_kv_heads, l->head_dim,
+                     kv->type, kv->block_size, pos % kv->block_size, k, k + kv->part[o->layer]);
+}
+
+static void norm_row(const lr_cpu_kernels *k, const plan_op *o, const float *x, float *y, int width)
+{
+    const float *w = o->w ? o->w->vec : NULL, *bias = o->bias ? o->bias->vec : NULL;
+    for (int i = 0; i < width; i += o->group) {
+        if (o->layer_norm)
+            k->layernorm(x + i, w, bias, y + i, o->group, o->eps);
+        else
+            k->rmsnorm(x + i, w, y + i, o->group, o->eps);
+    }
+}
+
+static void row_op(const run_ctx *c, const plan_op *o, int r)
+{
+    lr_plan *p = c->p;
+    const lr_cpu_kernels *k = p->be->k;
+    int out = o->out, n = out >= 0 ? p->values[out].width : 0;
+    size_t at = (size_t)r * (size_t)n;
+    float *y = out >= 0 && !p->values[out].quant ? p->ptr[out] + at : NULL;
+    const float *x = o->in[0] >= 0 ? p->ptr[o->in[0]] : NULL, *x2 = o->in[1] >= 0 ? p->ptr[o->in[1]] : NULL;
+    switch (o->kind) {
+    case LR_OP_EMBED:
+        lr_dtype_to_f32(o->w->type, o->w->rows + (size_t)c->b->tokens[r] * o->w->row_bytes, y, (size_t)n);
+        if (o->scale != 1.0f) k->scale(y, o->scale, y, n);
+        break;
+    case OP_ROPE_TABLE: {
+        const rope_table *t = &p->ropes[o->rope];
+        rope_angles(t, p->row_pos[r], t->cs + (size_t)r * (size_t)t->n_rot);
+        break;
+    }
+    case LR_OP_ROPE: {
+        const rope_table *t = &p->ropes[o->rope];
+        memcpy(y, x + at, (size_t)n * sizeof *y);
+        k->rope(y, o->n_heads, o->head_dim, t->n_rot, o->layer_norm, t->cs + (size_t)r * (size_t)t->n_rot);
+        break;
+    }
+    case LR_OP_KV:
+        put_kv(c, o, r);
+        break;
+    case LR_OP_NORM:
+        norm_row(k, o, x + at, y, n);
+        break;
+    case LR_OP_ADD:
+        k->add(x + at, x2 + at, y, n);
+        break;
+    case LR_OP_MUL:
+        k->mul(x + at, x2 + at, y, n);
+        break;
+    case LR_OP_ACT:
+        k->act(o->act, x + at, y, n);
+        break;
+    case LR_OP_GLU:
+        k->glu(o->act, x + at, x2 + at, y, n);
+        break;
+    case LR_OP_SCALE:
+        k->scale(x + at, o->scale, y, n);
+        break;
+    case LR_OP_SOFTCAP:
+        k->softcap(x + at, o->scale, y, n);
+        break;
+    case LR_OP_ROWS:
+        memcpy(y, x + (size_t)c->b->out_rows[r] * (size_t)n, (size_t)n * sizeof *y);
+        break;
+    case OP_QUANT: {
+        lr_qact q = p->q[out];
+        q.q += at;
+        q.scale += at / 32;
+        q.sum16 += at / 16;
+        k->quantize(x + at, (size_t)n, 1, q, 0, n);
+        break;
+    }
+    default:
+        break;
+    }
+}
+
+static int rows_per_task(const run_ctx *c, int rows)
+{
+    int n = rows / (c->n_threads * 4);
+    return n < 1 ? 1 : n > 32 ? 32 : n;
+}
+
+static void rows_task(const run_ctx *c, const stage *s, int task, int rows)
+{
+    int step = rows_per_task(c, rows), r1 = min_int((task + 1) * step, rows);
+    for (int r = task * step; r < r1; r++)
+        for (int i = 0; i < s->n; i++) row_op(c, &c->p->ops[c->p->order[s->first + i]], r);
+}
+
+/* ---- GEMM ---- */
+
+enum { M_BLOCK_BYTES = 512 << 10 };
+
+/* Rows a task takes: so many that their quantized values stay in the second-level cache. */
+static int gemm_m_block(int rows, int k)
+{
+    int m = M_BLOCK_BYTES / (k > 0 ? k : 1) & ~15;
+    if (m < 64) m = 64;
+    if (m > 512) m = 512;
+    return min_int(rows, m);
+}
+
+/* Strips a task takes: an even number, so that a task's columns are whole quantization blocks. */
+static int gemm_strips(const run_ctx *c, const stage *s, int rows)
+{
+    int total = 0;
+    for (int i = 0; i < s->n; i++) total += (c->p->ops[c->p->items[s->first + i].a].w->n + LR_STRIP - 1) / LR_STRIP;
+    int n = total / (c->n_threads * 6) & ~1;
+    int most = rows > 8 ? 8 : 64;
+    return n < 2 ? 2 : n > most ? most : n;
+}
+
+static int item_tasks(const lr_plan *p, const gemm_item *it, int strips, int rows)
+{
+    const lr_weight *w = p->ops[it->a].w;
+    int n = (w->n + LR_STRIP - 1) / LR_STRIP, mb = gemm_m_block(rows, w->k);
+    return (n + strips - 1) / strips * ((rows + mb - 1) / mb);
+}
+
+static void product(const lr_plan *p, const plan_op *o, int r0, int m, int s0, int s1)
+{
+    const lr_weight *w = o->w;
+    size_t ldy = (size_t)w->n, k = (size_t)w->k;
+    float *y = p->ptr[o->out] + (size_t)r0 * ldy;
+    const float *x = p->ptr[o->in[0]] + (size_t)r0 * k;
+    int j0 = s0 * LR_STRIP, j1 = min_int(s1 * LR_STRIP, w->n);
+    if (p->be->exact) {
+        lr_gemm_f32_ref(w->type, w->rows, w->row_bytes, w->k, x, k, m, y, ldy, j0, j1);
+    } else {
+        lr_qact qa = {0};
+        if (o->in[1] >= 0) {
+            qa = p->q[o->in[1]];
+            qa.q += (size_t)r0 * k;
+            qa.scale += (size_t)r0 * (k / 32);
+            qa.sum16 += (size_t)r0 * (k / 16);
+        }
+        p->be->k->gemm(&w->gemm, &qa, x, k, m, y, ldy, s0, s1);
+    }
+    if (!o->bias) return;
+    for (int r = 0; r < m; r++)
+        p->be->k->add(y + (size_t)r * ldy + j0, o->bias->vec + j0, y + (size_t)r * ldy + j0, j1 - j0);
+}
+
+static void gemm_task(const run_ctx *c, const stage *s, int task, int rows, int strips)
+{
+    const lr_plan *p = c->p;
+    const gemm_item *it = &p->items[s->first];
+    for (int n; task >= (n = item_tasks(p, it, strips, rows)); it++) task -= n;
+    const plan_op *a = &p->ops[it->a];
+    int n_strips = (a->w->n + LR_STRIP - 1) / LR_STRIP, mb = gemm_m_block(rows, a->w->k), n_mb = (rows + mb - 1) / mb;
+    int s0 = task / n_mb * strips, s1 = min_int(s0 + strips, n_strips), r0 = task % n_mb * mb,
+        m = min_int(mb, rows - r0);
+    product(p, a, r0, m, s0, s1);
+    if (it->b < 0) return;
+    product(p, &p->ops[it->b], r0, m, s0, s1);
+    const plan_op *g = &p->ops[it->glu];
+    int n = a->w->n, j0 = s0 * LR_STRIP, j1 = min_int(s1 * LR_STRIP, n);
+    float *y = p->ptr[g->out];
+    for (int r = r0; r < r0 + m; r++) {
+        size_t at = (size_t)r * (size_t)n + (size_t)j0;
+        p->be->k->glu(g->act, p->ptr[g->in[0]] + at, p->ptr[g->in[1]] + at, y + at, j1 - j0);
+    }
+    if (g->quant < 0) return;
+    lr_qact q = p->q[g->quant];
+    size_t at = (size_t)r0 * (size_t)n;
+    q.q += at;
+    q.scale += at / 32;
+    q.sum16 += at / 16;
+    p->be->k->quantize(y + at, (size_t)n, m, q, j0, j1);
+}
+
+/* ---- ATTN ---- */
+
+static void attn_task(const run_ctx *c, const stage *s, int task, int thread)
+{
+    const lr_plan *p = c->p;
+    const lr_kv_store *kv = c->kv;
+    const plan_op *o = &p->ops[p->order[s->first]];
+    int tile = task / o->n_kv_heads, head = task % o->n_kv_heads, group = o->n_heads / o->n_kv_heads;
+    const attn_tile *t = &p->tiles[tile];
+    const lr_batch_seq *seq = &c->b->seqs[t->seq];
+    int g = kv->layers[o->layer].group;
+    size_t width = (size_t)o->n_heads * (size_t)o->head_dim, at = (size_t)t->row * width;
+    lr_attn_task a = {
+        .q = p->ptr[o->in[0]] + at,
+        .q_stride = width,
+        .out = p->ptr[o->out] + at,
+        .out_stride = width,
+        .n_rows = t->n,
+        .pos = seq->pos + t->row - seq->row,
+        .kv_head = head,
+        .n_group = group,
+        .head_dim = o->head_dim,
+        .n_kv_heads = o->n_kv_heads,
+        .window = o->window,
+        .scale = o->scale,
+        .softcap = o->softcap,
+        .sinks = o->sinks,
+        .kv_type = kv->type,
+        .block_size = kv->block_size,
+        .table = seq->table[g],
+        .k = kv->base[g] + kv->offset[o->layer],
+        .v = kv->base[g] + kv->offset[o->layer] + kv->part[o->layer],
+        .block_stride = kv->block_bytes[g],
+    };
+    p->be->k->attn(&a, p->scratch + (size_t)thread * p->scratch_bytes);
+    if (o->quant < 0) return;
+    lr_qact q = p->q[o->quant];
+    q.q += at;
+    q.scale += at / 32;
+    q.sum16 += at / 16;
+    int c0 = head * group * o->head_dim;
+    p->be->k->quantize(p->ptr[o->out] + at, width, t->n, q, c0, c0 + group * o->head_dim);
+}
+
+/* ---- the walk ---- */
+
+static int count_tasks(const run_ctx *c, const stage *s, int rows, int strips)
+{
+    if (s->kind == STAGE_ATTN) return c->p->n_tiles * c->p->ops[c->p->order[s->first]].n_kv_heads;
+    if (s->kind == STAGE_ROWS) return (rows + rows_per_task(c, rows) - 1) / rows_per_task(c, rows);
+    int n = 0;
+    for (int i = 0; i < s->n; i++) n += item_tasks(c->p, &c->p->items[s->first + i], strips, rows);
+    return n;
+}
+
+static void run_thread(void *arg, int thread, int n_threads)
+{
+    run_ctx *c = arg;
+    lr_plan *p = c->p;
+    (void)n_threads;
+    for (int i = 0; i < p->n_stages; i++) {
+        const stage *s = &p->stages[i];
+        int rows = rows_of(c, s->narrow);
+        if (rows == 0) continue;
+        int strips = s->kind == STAGE_GEMM ? gemm_strips(c, s, rows) : 0, n = count_tasks(c, s, rows, strips);
+        atomic_int *next = &p->counters[i].next;
+        for (int t; (t = atomic_fetch_add_explicit(next, 1, memory_order_relaxed)) < n;) {
+            if (s->kind == STAGE_ROWS)
+                rows_task(c, s, t, rows);
+            else if (s->kind == STAGE_GEMM)
+                gemm_task(c, s, t, rows, strips);
+            else
+                attn_task(c, s, t, thread);
+        }
+        lr_pool_barrier(p->be->pool);
+    }
+}
+
+/* Row positions, and tiles of up to LR_ATTN_ROWS rows of one sequence. Tiles start at multiples of the tile size in
+ * the batch row, which no result depends on. */
+static void lay_rows(lr_plan *p, const lr_batch *b)
+{
+    p->n_tiles = 0;
+    for (int s = 0; s < b->n_seqs; s++) {
+        const lr_batch_seq *q = &b->seqs[s];
+        for (int i = 0; i < q->n; i++) {
+            p->row_pos[q->row + i] = q->pos + i;
+            p->row_seq[q->row + i] = s;
+        }
+        for (int i = 0; i < q->n; i += LR_ATTN_ROWS)
+            p->tiles[p->n_tiles++] = (attn_tile){s, q->row + i, min_int(LR_ATTN_ROWS, q->n - i)};
+    }
+}
+
+int lr_cpu_run(lr_backend *be, lr_plan *p, lr_kv_store *kv, const lr_batch *b, lr_error *err)
+{
+    (void)be;
+    if (b->n_rows < 1 || b->n_rows > p->max_rows || b->n_out > p->max_out)
+        return lr_fail(err, LR_EINVAL, "a batch of %d rows (%d with logits) for a plan of %d (%d)", b->n_rows, b->n_out,
+                       p->max_rows, p->max_out);
+    lay_rows(p, b);
+    memset(p->counters, 0, (size_t)p->n_stages * sizeof *p->counters);
+    p->ptr[p->logits] = b->logits;
+    run_ctx c = {p, kv, b, lr_pool_threads(p->be->pool)};
+    lr_pool_run(p->be->pool, run_thread, &c);
+    if (b->hidden && p->hidden >= 0)
+        memcpy(b->hidden, p->ptr[p->hidden], (size_t)b->n_out * (size_t)p->values[p->hidden].width * sizeof(float));
+    return 0;
+}
