@@ -1,0 +1,148 @@
+--- The layer graph as an architecture script sees it.
+--
+-- A script gets `g` (this) and `hp` (llmrun.hparams) and returns the node of the logits, and optionally the node of the
+-- final hidden rows. Nodes add and multiply with + and *. Names of weights are those of the model file without
+-- ".weight"; every call checks shapes and its error names the tensor and both shapes.
+--
+--   return function(g, hp)
+--     local x = g:embed "token_embd"
+--     for l = 0, hp.layers - 1 do
+--       local h = g:rms_norm(x, g:name("blk", l, "attn_norm"), hp.eps)
+--       ...
+--     end
+--     return g:linear(x, "output")
+--   end
+local Graph = {}
+Graph.__index = Graph
+
+local Node = {}
+Node.__index = Node
+
+local function node(g, id)
+  return setmetatable({ g = g, id = id, width = g.core:width(id) }, Node)
+end
+
+local function id_of(g, x, what)
+  if getmetatable(x) ~= Node or x.g ~= g then
+    error(("%s: expected a node of this graph, got %s"):format(what, type(x)), 3)
+  end
+  return x.id
+end
+
+function Node.__add(a, b) return a.g:add(a, b) end
+function Node.__mul(a, b)
+  if type(b) == "number" then return a.g:scale(a, b) end
+  if type(a) == "number" then return b.g:scale(b, a) end
+  return a.g:mul(a, b)
+end
+function Node:__tostring() return ("node %d (width %d)"):format(self.id, self.width) end
+
+--- Wraps a core graph. used: set of tensor names that the script asked for.
+function Graph.new(core)
+  return setmetatable({ core = core, used = {} }, Graph)
+end
+
+--- "blk.3.attn_q" from "blk", 3, "attn_q".
+function Graph:name(...)
+  local parts = { ... }
+  for i = 1, #parts do parts[i] = tostring(parts[i]) end
+  return table.concat(parts, ".")
+end
+
+local function full(name, suffix)
+  if name:find("%.weight$") or name:find("%.bias$") then return name end
+  return name .. "." .. suffix
+end
+
+--- Shape of a weight as a list (values a row first), or nil if the file has none of this name.
+function Graph:shape(name)
+  return self.core:shape(full(name, "weight"))
+end
+
+--- Whether the file has a weight (or, with suffix "bias", a bias) of this name.
+function Graph:has(name, suffix)
+  return self.core:shape(full(name, suffix or "weight")) ~= nil
+end
+
+function Graph:use(name)
+  self.used[name] = true
+  return name
+end
+
+--- Rows of an embedding by token id, times scale.
+function Graph:embed(name, scale)
+  return node(self, self.core:embed(self:use(full(name, "weight")), scale or 1.0))
+end
+
+local function norm(g, x, name, opts)
+  local weight = name and g:use(full(name, "weight"))
+  return node(g, g.core:norm(id_of(g, x, "norm"), weight, opts))
+end
+
+--- x / rms(x) * weight over groups of `group` values (default: the whole row). name may be nil (no weight).
+function Graph:rms_norm(x, name, eps, group)
+  return norm(self, x, name, { eps = eps, group = group })
+end
+
+--- Layer norm with weight and, if the file has one, bias.
+function Graph:layer_norm(x, name, eps)
+  local bias = name and self:has(name, "bias") and self:use(full(name, "bias")) or nil
+  return norm(self, x, name, { eps = eps, layer_norm = true, bias = bias })
+end
+
+--- x . weight^T + bias. opts.bias: true = must be there, false = must not, "auto" (default) = if the file has one.
+--- opts.out: the width that the result must have.
+function Graph:linear(x, name, opts)
+  opts = opts or {}
+  local bias = full(name, "bias")
+  local has = self.core:shape(bias) ~= nil
+  local want = opts.bias
+  if want == nil then want = "auto" end
+  if want == true and not has then error(("the model file has no tensor '%s', which this architecture needs"):format(bias), 2) end
+  if want == false and has then error(("the model file has a tensor '%s', which this architecture does not use"):format(bias), 2) end
+  local id = self.core:linear(id_of(self, x, "linear"), self:use(full(name, "weight")), has and self:use(bias) or nil, opts.out or 0)
+  return node(self, id)
+end
+
+--- Rotary position embedding. opts: heads, head_dim, rot (values rotated), interleaved, base, scale (of frequencies),
+--- attn_scale, factors (name of a tensor of per-frequency divisors).
+function Graph:rope(x, opts)
+  if opts.factors then self:use(opts.factors) end
+  return node(self, self.core:rope(id_of(self, x, "rope"), opts))
+end
+
+--- Causal attention of queries q over keys k and values v, which go to a KV layer of their own. opts: heads, kv_heads,
+--- head_dim, scale (default 1/sqrt(head_dim)), softcap, window (positions looked back over; 0 = all), sinks (tensor).
+function Graph:attention(q, k, v, opts)
+  local o = { heads = opts.heads, kv_heads = opts.kv_heads, head_dim = opts.head_dim, softcap = opts.softcap,
+              window = opts.window, sinks = opts.sinks, scale = opts.scale or opts.head_dim ^ -0.5 }
+  if o.sinks then self:use(o.sinks) end
+  local core = self.core
+  return node(self, core:attention(id_of(self, q, "attention"), id_of(self, k, "attention"), id_of(self, v, "attention"), o))
+end
+
+function Graph:add(a, b) return node(self, self.core:add(id_of(self, a, "add"), id_of(self, b, "add"))) end
+function Graph:mul(a, b) return node(self, self.core:mul(id_of(self, a, "mul"), id_of(self, b, "mul"))) end
+--- act(gate) * up; act: "silu", "gelu" (tanh form), "gelu_erf", "relu", "relu2".
+function Graph:glu(gate, up, act)
+  return node(self, self.core:glu(id_of(self, gate, "glu"), id_of(self, up, "glu"), act or "silu"))
+end
+function Graph:act(x, act) return node(self, self.core:act(id_of(self, x, "act"), act)) end
+function Graph:scale(x, s) return node(self, self.core:scale(id_of(self, x, "scale"), s)) end
+--- cap * tanh(x / cap)
+function Graph:softcap(x, cap) return node(self, self.core:softcap(id_of(self, x, "softcap"), cap)) end
+
+--- The usual block of the Llama family, for scripts to build on: feed-forward with a gate.
+function Graph:gated_ffn(x, prefix, act, width)
+  local gate = self:linear(x, prefix .. ".ffn_gate", { out = width })
+  local up = self:linear(x, prefix .. ".ffn_up", { out = width })
+  return self:linear(self:glu(gate, up, act), prefix .. ".ffn_down")
+end
+
+--- The logits of x: the file's own output head, or the embedding where the two are tied.
+function Graph:head(x)
+  return self:linear(x, self:has "output" and "output" or "token_embd")
+end
+
+Graph.Node = Node
+return Graph

@@ -1,0 +1,93 @@
+--- From a model file to a model: opens the file, reads its hyperparameters, runs its architecture's script.
+local core = require "llmrun.core"
+local Graph = require "llmrun.graph"
+local hparams = require "llmrun.hparams"
+
+local loader = {}
+
+-- llama-like files under other names
+local ALIAS = { mistral = "llama", smollm = "llama" }
+
+local function script_of(arch, opts)
+  local want = opts.arch or ALIAS[arch] or arch
+  if type(want) == "function" then return want end
+  if want:find("[/.]lua$") or want:find("/", 1, true) then
+    local f, err = loadfile(want, "t")
+    if not f then return nil, ("architecture script: %s"):format(err) end
+    local ok, script = pcall(f)
+    if not ok then return nil, ("architecture script %s: %s"):format(want, script) end
+    if type(script) ~= "function" then return nil, ("architecture script %s must return a function(g, hp)"):format(want) end
+    return script
+  end
+  local ok, script = pcall(require, "llmrun.arch." .. want)
+  if ok then return script end
+  if script:find("not found", 1, true) then
+    return nil, ("architecture '%s' is not known; give your own with arch = \"file.lua\""):format(want)
+  end
+  return nil, script
+end
+
+-- Tensors that no script reads, and that mean nothing to a forward pass.
+local function leftovers(file, used)
+  local list = {}
+  for _, t in ipairs(file:tensors()) do
+    if not used[t.name] then list[#list + 1] = t.name end
+  end
+  return list
+end
+
+local function describe_error(e)
+  if type(e) == "table" and e.message then return e.message, e.code end
+  return tostring(e), "script"
+end
+
+local function traceback(e)
+  if type(e) == "table" then return e end
+  return debug.traceback(e, 2)
+end
+
+local function build(file, path, opts)
+  local vocab, err, code = file:vocab()
+  if not vocab then return nil, err, code end
+  local hp = hparams.read(file, #vocab)
+  local script, why = script_of(hp.arch, opts)
+  if not script then return nil, why, "unsupported" end
+  local graph
+  graph, err, code = core.graph_new(file, { device = opts.device, threads = opts.threads, isa = opts.isa, exact = opts.compute == "f32" })
+  if not graph then return nil, err, code end
+  local g = Graph.new(graph)
+  local logits, hidden = script(g, hp)
+  if getmetatable(logits) ~= Graph.Node then error("an architecture script must return the node of the logits", 0) end
+  local rest = leftovers(file, g.used)
+  if #rest > 0 and not opts.allow_unused then
+    return nil, ("the file has %d tensor%s that architecture '%s' does not use: %s%s (allow_unused = true loads it all the same)"):format(
+      #rest, #rest == 1 and "" or "s", hp.arch, table.concat(rest, ", ", 1, math.min(#rest, 4)), #rest > 4 and ", ..." or ""), "unsupported"
+  end
+  local info = file:info()
+  local model = graph:finish(logits.id, hidden and hidden.id or nil, vocab,
+    { name = file:get("general.name") or path:match("[^/]+$"), ctx = hp.ctx, fingerprint = info.fingerprint })
+  return model, {
+    path = path, arch = hp.arch, hparams = hp, vocab = vocab, file = file, bytes = info.bytes,
+    chat_template = file:get("tokenizer.chat_template"), fingerprint = info.fingerprint,
+  }
+end
+
+--- Opens a GGUF file and builds its model.
+-- opts: device, threads, isa, compute ("f32" = the exact reference path), arch (a name, a file or a function that builds
+-- the layer graph), allow_unused (load although tensors are left over).
+-- Returns the model and a table { path, arch, hparams, vocab, file, bytes, chat_template, fingerprint }, or
+-- nil, message, code.
+function loader.open(path, opts)
+  opts = opts or {}
+  local file, err, code = core.gguf_open(path)
+  if not file then return nil, err, code end
+  local r = table.pack(xpcall(build, traceback, file, path, opts))
+  if not r[1] then
+    local message, kind = describe_error(r[2])
+    return nil, ("%s: %s"):format(path, message), kind
+  end
+  if not r[2] then return nil, ("%s: %s"):format(path, r[3]), r[4] end
+  return r[2], r[3]
+end
+
+return loader
