@@ -80,7 +80,7 @@ typedef struct lr_gguf_tensor {
 
 /* Opens, checks and maps a file. If it is one shard of several (any of them), opens all of them from the same folder.
  * LR_ENOTFOUND no such file, LR_EIO the system refused, LR_EINVAL not a regular file, LR_EFORMAT damaged,
- * LR_EUNSUPPORTED version 1, big-endian, or a tensor type this build does not know, LR_ELIMIT more than 1 GiB of
+ * LR_EUNSUPPORTED version 1, big-endian, or a tensor type this build does not know, LR_ELIMIT more than 256 MiB of
  * metadata. The text starts with the path and names the key or tensor. */
 int lr_gguf_open(lr_gguf **out, const char *path, lr_error *err);
 /* The same, but the files are read into memory instead of mapped: for filesystems where mapping is slow, and for

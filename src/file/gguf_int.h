@@ -11,8 +11,8 @@
 #define LR_GGUF_ALIGNMENT     32          /* where general.alignment is absent */
 #define LR_GGUF_ALIGNMENT_MAX (1u << 20)
 #define LR_GGUF_NAME_MAX      65535
-#define LR_GGUF_META_MAX      ((size_t)1 << 30) /* bytes before the tensor data */
-#define LR_GGUF_DEPTH_MAX     4                 /* arrays in arrays */
+#define LR_GGUF_META_MAX      ((size_t)256 << 20) /* bytes before the tensor data */
+#define LR_GGUF_DEPTH_MAX     4                   /* arrays in arrays */
 #define LR_GGUF_SHARDS_MAX    512
 
 /* Memory that lives as long as its owner: a list of chunks, 16-byte aligned pieces. */

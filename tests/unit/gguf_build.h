@@ -107,6 +107,7 @@ static inline int remove_folder(void **state)
 
 static inline void write_file(const char *path, const void *p, size_t n)
 {
+    unlink(path); /* a new file: some filesystems write one that was truncated to the disk at close */
     FILE *f = fopen(path, "wb");
     assert_non_null(f);
     assert_int_equal(fwrite(p, 1, n, f), n);
