@@ -7,3 +7,4 @@ cache = ".cache/luacheck"
 exclude_files = { "build*/" }
 files["tests/spec"] = { std = "lua54+busted" }
 files["tests/bench"] = { std = "lua54" }
+files["lua/llmrun/cli"] = { globals = { "arg" } } -- a program gets its arguments there, as lua gives them
