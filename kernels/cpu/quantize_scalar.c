@@ -1,0 +1,42 @@
+/* quantize_scalar.c - activation rows to 8 bits, in plain C: the reference; the formula is in gemm.h.
+ *
+ * The largest magnitude is taken over the bits of |x| as integers, where infinities and NaN are above every number.
+ */
+#include "cpu/gemm.h"
+#include <math.h>
+#include <string.h>
+
+static void block(const float *x, int8_t *q, float *scale, int16_t *sum16)
+{
+    uint32_t top = 0;
+    for (int i = 0; i < LR_QBLK; i++) {
+        uint32_t u;
+        memcpy(&u, x + i, 4);
+        u &= 0x7FFFFFFF;
+        top = u > top ? u : top;
+    }
+    float a;
+    memcpy(&a, &top, 4);
+    sum16[0] = sum16[1] = 0;
+    if (top >= 0x7F800000 || a < LR_QUANT_TINY) {
+        memset(q, 0, LR_QBLK);
+        *scale = top >= 0x7F800000 ? NAN : 0;
+        return;
+    }
+    const float inv = 127.0f / a, magic = 0x1.8p23f; /* adding it rounds to an integer, to nearest even */
+    *scale = a / 127.0f;
+    for (int i = 0; i < LR_QBLK; i++) {
+        float r = (x[i] * inv + magic) - magic;
+        q[i] = (int8_t)(int)r;
+        sum16[i / 16] = (int16_t)(sum16[i / 16] + q[i]);
+    }
+}
+
+void lr_quantize_scalar(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1)
+{
+    for (size_t r = 0; r < (size_t)m; r++)
+        for (size_t c = (size_t)c0; c < (size_t)c1; c += LR_QBLK) {
+            size_t at = r * (size_t)qa.k + c;
+            block(x + r * ldx + c, qa.q + at, qa.scale + at / 32, qa.sum16 + at / 16);
+        }
+}

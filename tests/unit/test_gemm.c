@@ -1,0 +1,432 @@
+/* The quantized matrix product: against exact dequantization, and bit-identical whatever the company of a row.
+ *
+ * Weights are random blocks of each format (random integers, scales of sensible size), so every bit pattern of the
+ * integers is met. Each table of kernels that this machine can run is held to the scalar one bit for bit.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include "base/mem.h"
+#include "cpu/cpu.h"
+#include "cpu/gemm.h"
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const int quants[] = {LR_Q4_0, LR_Q4_1, LR_Q5_0, LR_Q5_1,   LR_Q8_0,   LR_Q2_K, LR_Q3_K,
+                             LR_Q4_K, LR_Q5_K, LR_Q6_K, LR_IQ4_NL, LR_IQ4_XS, LR_MXFP4};
+static const int plains[] = {LR_F32, LR_F16, LR_BF16};
+#define COUNT(a) (int)(sizeof(a) / sizeof *(a))
+
+static uint64_t seed = 88172645463325252ull;
+
+static uint32_t rnd(void)
+{
+    seed ^= seed << 13;
+    seed ^= seed >> 7;
+    seed ^= seed << 17;
+    return (uint32_t)(seed >> 32);
+}
+
+static float uniform(void) { return (float)(rnd() >> 8) / 8388608.0f - 1.0f; }
+
+static float gauss(void)
+{
+    float s = 0;
+    for (int i = 0; i < 12; i++) s += uniform();
+    return s / 2;
+}
+
+static void put_half(uint8_t *p, float f)
+{
+    uint16_t h = lr_f32_to_f16(f);
+    memcpy(p, &h, 2);
+}
+
+/* Random bytes, with the block's half-precision scales set to small numbers. */
+static void random_block(int type, uint8_t *p)
+{
+    int n = lr_dtype_bytes(type);
+    for (int i = 0; i < n; i++) p[i] = (uint8_t)rnd();
+    float d = 0.01f * (1.5f + uniform()), m = 0.05f * uniform();
+    switch (type) {
+    case LR_F32: {
+        float f = gauss();
+        memcpy(p, &f, 4);
+        break;
+    }
+    case LR_F16:
+        put_half(p, gauss());
+        break;
+    case LR_BF16: {
+        uint16_t h = lr_f32_to_bf16(gauss());
+        memcpy(p, &h, 2);
+        break;
+    }
+    case LR_Q4_1:
+    case LR_Q5_1:
+        put_half(p, d);
+        put_half(p + 2, m);
+        break;
+    case LR_Q2_K:
+        put_half(p + 80, d);
+        put_half(p + 82, d / 3);
+        break;
+    case LR_Q3_K:
+        put_half(p + 108, d);
+        break;
+    case LR_Q4_K:
+    case LR_Q5_K:
+        put_half(p, d / 30);
+        put_half(p + 2, d / 10);
+        break;
+    case LR_Q6_K:
+        put_half(p + 208, uniform() < 0 ? -d : d);
+        break;
+    case LR_MXFP4:
+        p[0] = (uint8_t)(110 + rnd() % 20);
+        break;
+    default:
+        put_half(p, uniform() < 0 ? -d : d);
+    }
+}
+
+typedef struct matrix {
+    lr_gemm_w w;
+    uint8_t *rows;
+    size_t row_bytes;
+    void *packed;
+} matrix;
+
+static matrix matrix_new(int type, int n, int k)
+{
+    matrix a = {.w = {.type = type, .n = n, .k = k}};
+    int block = lr_dtype_block(type), bytes = lr_dtype_bytes(type);
+    a.row_bytes = (size_t)(k / block * bytes);
+    a.rows = lr_malloc((size_t)n * a.row_bytes);
+    for (size_t i = 0; i < (size_t)n * a.row_bytes; i += (size_t)bytes) random_block(type, a.rows + i);
+    a.w.strip_bytes = lr_pack_strip_bytes(type, k);
+    int strips = (n + LR_STRIP - 1) / LR_STRIP;
+    if (a.w.strip_bytes) {
+        a.packed = lr_alloc_aligned((size_t)strips * a.w.strip_bytes);
+        memset(a.packed, 0xA5, (size_t)strips * a.w.strip_bytes);
+        lr_pack_strips(type, a.rows, a.row_bytes, n, k, a.packed, 0, strips / 2);
+        lr_pack_strips(type, a.rows, a.row_bytes, n, k, a.packed, strips / 2, strips);
+        a.w.packed = true;
+        a.w.data = a.packed;
+    } else {
+        a.w.strip_bytes = a.row_bytes;
+        a.w.data = a.rows;
+    }
+    return a;
+}
+
+static void matrix_free(matrix *a)
+{
+    lr_free(a->rows);
+    lr_free_aligned(a->packed);
+}
+
+static lr_qact qact_new(int m, int k)
+{
+    size_t n = (size_t)m * (size_t)k;
+    return (lr_qact){lr_alloc_aligned(n), lr_alloc_aligned(n / 32 * 4 + 4), lr_alloc_aligned(n / 16 * 2 + 2), k};
+}
+
+static void qact_free(lr_qact *a)
+{
+    lr_free_aligned(a->q);
+    lr_free_aligned(a->scale);
+    lr_free_aligned(a->sum16);
+}
+
+/* Rows of the given quantized rows, from row r on. */
+static lr_qact qact_at(const lr_qact *a, int r)
+{
+    size_t at = (size_t)r * (size_t)a->k;
+    return (lr_qact){a->q + at, a->scale + at / 32, a->sum16 + at / 16, a->k};
+}
+
+static float *random_rows(int m, int k, size_t ld)
+{
+    float *x = lr_alloc_aligned((size_t)m * ld * sizeof *x);
+    for (int r = 0; r < m; r++)
+        for (size_t i = 0; i < ld; i++)
+            x[(size_t)r * ld + i] = i < (size_t)k ? gauss() * (i % 64 == 5 ? 3.0f : 1.0f) : NAN;
+    return x;
+}
+
+/* Normalised mean square error of y against the product in double of dequantized weights and x. */
+static double error_of(const matrix *a, const float *x, size_t ldx, int m, const float *y, size_t ldy)
+{
+    int k = a->w.k, n = a->w.n;
+    float *wf = lr_malloc((size_t)k * sizeof *wf);
+    double se = 0, ss = 0;
+    for (int j = 0; j < n; j++) {
+        lr_dtype_to_f32(a->w.type, a->rows + (size_t)j * a->row_bytes, wf, (size_t)k);
+        for (int r = 0; r < m; r++) {
+            double s = 0;
+            for (int i = 0; i < k; i++) s += (double)wf[i] * x[(size_t)r * ldx + (size_t)i];
+            double e = s - y[(size_t)r * ldy + (size_t)j];
+            se += e * e;
+            ss += s * s;
+        }
+    }
+    lr_free(wf);
+    return se / ss;
+}
+
+#define EACH_TABLE(t)                                                                                                  \
+    for (const lr_cpu_kernels *const *t = lr_cpu_tables(); *t; t++)                                                    \
+        if ((*t)->supported())
+
+static void check_error(const lr_cpu_kernels *t, int type, int n, int k, int m, double limit)
+{
+    matrix a = matrix_new(type, n, k);
+    size_t ldx = (size_t)k + 3, ldy = (size_t)n + 5;
+    float *x = random_rows(m, k, ldx), *y = lr_malloc((size_t)m * ldy * sizeof *y);
+    lr_qact qa = a.w.packed ? qact_new(m, k) : (lr_qact){0};
+    if (a.w.packed) t->quantize(x, ldx, m, qa, 0, k);
+    t->gemm(&a.w, a.w.packed ? &qa : NULL, x, ldx, m, y, ldy, 0, (n + 15) / 16);
+    double e = error_of(&a, x, ldx, m, y, ldy);
+    if (!(e < limit)) fail_msg("%s %s n %d k %d m %d: error %.2e", t->name, lr_dtype_name(type), n, k, m, e);
+    if (a.w.packed) { /* quantizing piecewise gives the same bits */
+        lr_qact qb = qact_new(m, k);
+        for (int c = 0; c < k; c += 64) t->quantize(x, ldx, m, qb, c, c + 64 < k ? c + 64 : k);
+        assert_memory_equal(qa.q, qb.q, (size_t)(m * k));
+        assert_memory_equal(qa.scale, qb.scale, (size_t)(m * k / 32 * 4));
+        assert_memory_equal(qa.sum16, qb.sum16, (size_t)(m * k / 16 * 2));
+        qact_free(&qa);
+        qact_free(&qb);
+    }
+    lr_free(y);
+    lr_free_aligned(x);
+    matrix_free(&a);
+}
+
+static void test_error(void **state)
+{
+    (void)state;
+    EACH_TABLE(t)
+    {
+        for (int i = 0; i < COUNT(quants); i++) {
+            check_error(*t, quants[i], 50, 512, 5, 1e-4);
+            check_error(*t, quants[i], 33, 1280, 37, 1e-4);
+        }
+        for (int i = 0; i < COUNT(plains); i++) {
+            check_error(*t, plains[i], 50, 511, 5, 1e-11);
+            check_error(*t, plains[i], 18, 64, 37, 1e-11);
+            check_error(*t, plains[i], 3, 7, 3, 1e-11);
+        }
+    }
+}
+
+/* k that is a multiple of 32 only, and the smallest. */
+static void test_small_k(void **state)
+{
+    (void)state;
+    EACH_TABLE(t)
+    for (int i = 0; i < COUNT(quants); i++) {
+        if (lr_dtype_block(quants[i]) == 256) continue;
+        check_error(*t, quants[i], 16, 32, 3, 1e-3);
+        check_error(*t, quants[i], 17, 96, 20, 1e-3);
+        check_error(*t, quants[i], 40, 1056, 33, 1e-4);
+    }
+}
+
+/* All rows in one call against row by row, other groupings, split strips, another place in memory. */
+static void check_company(const lr_cpu_kernels *t, int type, int n, int k)
+{
+    enum { M = 70 };
+    matrix a = matrix_new(type, n, k);
+    int strips = (n + 15) / 16;
+    size_t ldx = (size_t)k, ldy = (size_t)strips * 16 + 16;
+    float *x = random_rows(M, k, ldx), *y = lr_malloc(M * ldy * 4), *z = lr_malloc(M * ldy * 4);
+    lr_qact qa = a.w.packed ? qact_new(M, k) : (lr_qact){0};
+    if (a.w.packed) t->quantize(x, ldx, M, qa, 0, k);
+    memset(y, 0x7B, M * ldy * 4);
+    t->gemm(&a.w, &qa, x, ldx, M, y, ldy, 0, strips);
+    for (int round = 0; round < 40; round++) {
+        int m = round < 33 ? round + 1 : 34 + (int)(rnd() % (M - 33)), r0 = (int)(rnd() % (unsigned)(M - m + 1));
+        if (m > M) m = M;
+        int cut = (int)(rnd() % (unsigned)(strips + 1)), cut2 = cut + (int)(rnd() % (unsigned)(strips - cut + 1));
+        lr_qact qr = a.w.packed ? qact_at(&qa, r0) : (lr_qact){0};
+        const float *xr = x + (size_t)r0 * ldx;
+        memset(z, 0x7B, M * ldy * 4);
+        if (cut) t->gemm(&a.w, &qr, xr, ldx, m, z, ldy, 0, cut);
+        if (cut2 < strips) t->gemm(&a.w, &qr, xr, ldx, m, z, ldy, cut2, strips);
+        if (cut < cut2) t->gemm(&a.w, &qr, xr, ldx, m, z, ldy, cut, cut2);
+        for (int r = 0; r < m; r++)
+            if (memcmp(y + (size_t)(r0 + r) * ldy, z + (size_t)r * ldy, ldy * 4))
+                fail_msg("%s %s: row %d differs in rows %d..%d", t->name, lr_dtype_name(type), r0 + r, r0, r0 + m - 1);
+    }
+    lr_free(y);
+    lr_free(z);
+    lr_free_aligned(x);
+    if (a.w.packed) qact_free(&qa);
+    matrix_free(&a);
+}
+
+static void test_company(void **state)
+{
+    (void)state;
+    EACH_TABLE(t)
+    {
+        bool scalar = strcmp((*t)->name, "scalar") == 0;
+        for (int i = 0; i < COUNT(quants); i++) check_company(*t, quants[i], scalar ? 18 : 77, scalar ? 256 : 1280);
+        for (int i = 0; i < COUNT(plains); i++) check_company(*t, plains[i], scalar ? 18 : 77, scalar ? 70 : 333);
+    }
+}
+
+/* Every table gives the scalar table's bits. */
+static void test_tables_agree(void **state)
+{
+    (void)state;
+    const lr_cpu_kernels *ref = lr_cpu_table("scalar");
+    assert_non_null(ref);
+    int ms[] = {1, 2, 3, 7, 40};
+    EACH_TABLE(t)
+    for (int i = 0; i < COUNT(quants) + COUNT(plains); i++) {
+        int type = i < COUNT(quants) ? quants[i] : plains[i - COUNT(quants)];
+        int n = 53, k = i < COUNT(quants) ? 768 : 301, m = ms[i % COUNT(ms)];
+        for (int pass = 0; pass < 2; pass++, m = 41 - m) {
+            matrix a = matrix_new(type, n, k);
+            float *x = random_rows(m, k, (size_t)k), *y = lr_calloc((size_t)(m * n), 4),
+                  *z = lr_calloc((size_t)(m * n), 4);
+            lr_qact qa = qact_new(m, (k + 31) / 32 * 32), qb = qact_new(m, (k + 31) / 32 * 32);
+            if (a.w.packed) {
+                ref->quantize(x, (size_t)k, m, qa, 0, k);
+                (*t)->quantize(x, (size_t)k, m, qb, 0, k);
+                assert_memory_equal(qa.q, qb.q, (size_t)(m * k));
+                assert_memory_equal(qa.scale, qb.scale, (size_t)(m * k / 32 * 4));
+                assert_memory_equal(qa.sum16, qb.sum16, (size_t)(m * k / 16 * 2));
+            }
+            ref->gemm(&a.w, &qa, x, (size_t)k, m, y, (size_t)n, 0, 4);
+            (*t)->gemm(&a.w, &qa, x, (size_t)k, m, z, (size_t)n, 0, 4);
+            for (int e = 0; e < m * n; e++)
+                if (memcmp(y + e, z + e, 4))
+                    fail_msg("%s %s m %d: (%d, %d) is %.9g, not %.9g", (*t)->name, lr_dtype_name(type), m, e / n, e % n,
+                             (double)z[e], (double)y[e]);
+            qact_free(&qa);
+            qact_free(&qb);
+            lr_free(y);
+            lr_free(z);
+            lr_free_aligned(x);
+            matrix_free(&a);
+        }
+    }
+}
+
+/* The float32 reference path is the dequantized product, for every type. */
+static void test_reference(void **state)
+{
+    (void)state;
+    for (int i = 0; i < COUNT(quants) + COUNT(plains); i++) {
+        int type = i < COUNT(quants) ? quants[i] : plains[i - COUNT(quants)];
+        int n = 7, k = i % 2 ? 256 : 8192 + 512, m = 19;
+        if (i >= COUNT(quants)) k -= 3;
+        matrix a = matrix_new(type, n, k);
+        float *x = random_rows(m, k, (size_t)k), *y = lr_calloc((size_t)(m * n), 4);
+        lr_gemm_f32_ref(type, a.rows, a.row_bytes, k, x, (size_t)k, m, y, (size_t)n, 0, 3);
+        lr_gemm_f32_ref(type, a.rows, a.row_bytes, k, x, (size_t)k, m, y, (size_t)n, 3, n);
+        double e = error_of(&a, x, (size_t)k, m, y, (size_t)n);
+        if (!(e < 1e-10)) fail_msg("%s: error %.2e", lr_dtype_name(type), e);
+        float one[7];
+        lr_gemm_f32_ref(type, a.rows, a.row_bytes, k, x + 17 * k, (size_t)k, 1, one, (size_t)n, 0, n);
+        assert_memory_equal(one, y + 17 * n, sizeof one);
+        lr_free(y);
+        lr_free_aligned(x);
+        matrix_free(&a);
+    }
+}
+
+/* Activations far beyond the usual, zero rows, and rows that are not numbers. */
+static void test_extremes(void **state)
+{
+    (void)state;
+    enum { K = 512, M = 9, N = 32 };
+    EACH_TABLE(t)
+    for (int i = 0; i < COUNT(quants); i++) {
+        matrix a = matrix_new(quants[i], N, K);
+        float *x = random_rows(M, K, K), y[M * N];
+        for (int j = 0; j < K; j++) {
+            x[1 * K + j] = 0;
+            x[2 * K + j] *= 1e30f;
+            x[3 * K + j] *= 1e-30f;
+            x[6 * K + j] *= 1e-39f;
+            x[8 * K + j] = -x[8 * K + j];
+        }
+        x[0 * K + 100] = 15000.0f; /* one massive activation must not blur the other blocks */
+        x[4 * K + 511] = NAN;
+        x[5 * K + 3] = INFINITY;
+        x[7 * K + 40] = -INFINITY;
+        lr_qact qa = qact_new(M, K);
+        (*t)->quantize(x, K, M, qa, 0, K);
+        (*t)->gemm(&a.w, &qa, x, K, M, y, N, 0, 2);
+        for (int j = 0; j < N; j++) {
+            assert_true(y[1 * N + j] == 0);
+            assert_true(isfinite(y[0 * N + j]) && isfinite(y[2 * N + j]) && isfinite(y[3 * N + j]));
+            assert_true(isnan(y[4 * N + j]) && isnan(y[5 * N + j]) && isnan(y[7 * N + j]));
+            assert_true(y[6 * N + j] == 0);
+        }
+        int at = 100 / 32 * 32;
+        for (int j = 0; j < K; j++)
+            if (j < at || j >= at + 32)
+                assert_true(fabsf((float)qa.q[j] * qa.scale[j / 32] - x[j]) <= 0.5001f * qa.scale[j / 32]);
+        qact_free(&qa);
+        lr_free_aligned(x);
+        matrix_free(&a);
+    }
+}
+
+/* Rounding is to nearest even, sums are the sums, the largest value becomes 127. */
+static void test_quantize(void **state)
+{
+    (void)state;
+    EACH_TABLE(t)
+    {
+        float x[64];
+        for (int i = 0; i < 32; i++) x[i] = (float)i - 15.5f; /* halves: 15.5 -> scale 15.5/127 */
+        x[0] = 127;
+        for (int i = 0; i < 32; i++) x[32 + i] = gauss() * 1e-3f;
+        lr_qact qa = qact_new(1, 64);
+        (*t)->quantize(x, 64, 1, qa, 0, 64);
+        assert_true(qa.scale[0] == 1.0f);
+        int sum[4] = {0};
+        for (int i = 0; i < 32; i++) assert_int_equal(qa.q[i], (int)rintf(x[i]));
+        for (int i = 0; i < 64; i++) sum[i / 16] += qa.q[i];
+        for (int i = 0; i < 4; i++) assert_int_equal(qa.sum16[i], sum[i]);
+        int top = 0;
+        for (int i = 32; i < 64; i++) top = abs(qa.q[i]) > top ? abs(qa.q[i]) : top;
+        assert_int_equal(top, 127);
+        qact_free(&qa);
+    }
+}
+
+static void test_pack_bytes(void **state)
+{
+    (void)state;
+    for (int i = 0; i < COUNT(plains); i++) assert_int_equal(lr_pack_strip_bytes(plains[i], 512), 0);
+    assert_int_equal(lr_pack_strip_bytes(LR_I32, 512), 0);
+    assert_int_equal(lr_pack_strip_bytes(-1, 512), 0);
+    assert_int_equal(lr_pack_strip_bytes(LR_Q8_0, 48), 0);
+    assert_int_equal(lr_pack_strip_bytes(LR_Q4_K, 288), 0);
+    for (int i = 0; i < COUNT(quants); i++) { /* not much above the file's own size */
+        size_t file = (size_t)(2560 / lr_dtype_block(quants[i]) * lr_dtype_bytes(quants[i])) * LR_STRIP;
+        size_t got = lr_pack_strip_bytes(quants[i], 2560);
+        assert_true(got >= file * 99 / 100 && got <= file * 104 / 100 + 64 && got % 64 == 0);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pack_bytes), cmocka_unit_test(test_quantize), cmocka_unit_test(test_error),
+        cmocka_unit_test(test_small_k),    cmocka_unit_test(test_company),  cmocka_unit_test(test_tables_agree),
+        cmocka_unit_test(test_reference),  cmocka_unit_test(test_extremes),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
