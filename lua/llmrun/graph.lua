@@ -98,9 +98,13 @@ function Graph:linear(x, name, opts)
   local has = self.core:shape(bias) ~= nil
   local want = opts.bias
   if want == nil then want = "auto" end
-  if want == true and not has then error(("the model file has no tensor '%s', which this architecture needs"):format(bias), 2) end
-  if want == false and has then error(("the model file has a tensor '%s', which this architecture does not use"):format(bias), 2) end
-  local id = self.core:linear(id_of(self, x, "linear"), self:use(full(name, "weight")), has and self:use(bias) or nil, opts.out or 0)
+  if want == true and not has then
+    error(("the model file has no tensor '%s', which this architecture needs"):format(bias), 2)
+  elseif want == false and has then
+    error(("the model file has a tensor '%s', which this architecture does not use"):format(bias), 2)
+  end
+  local weight = self:use(full(name, "weight"))
+  local id = self.core:linear(id_of(self, x, "linear"), weight, has and self:use(bias) or nil, opts.out or 0)
   return node(self, id)
 end
 
@@ -117,8 +121,8 @@ function Graph:attention(q, k, v, opts)
   local o = { heads = opts.heads, kv_heads = opts.kv_heads, head_dim = opts.head_dim, softcap = opts.softcap,
               window = opts.window, sinks = opts.sinks, scale = opts.scale or opts.head_dim ^ -0.5 }
   if o.sinks then self:use(o.sinks) end
-  local core = self.core
-  return node(self, core:attention(id_of(self, q, "attention"), id_of(self, k, "attention"), id_of(self, v, "attention"), o))
+  local iq, ik, iv = id_of(self, q, "attention"), id_of(self, k, "attention"), id_of(self, v, "attention")
+  return node(self, self.core:attention(iq, ik, iv, o))
 end
 
 function Graph:add(a, b) return node(self, self.core:add(id_of(self, a, "add"), id_of(self, b, "add"))) end

@@ -16,7 +16,9 @@ local function script_of(arch, opts)
     if not f then return nil, ("architecture script: %s"):format(err) end
     local ok, script = pcall(f)
     if not ok then return nil, ("architecture script %s: %s"):format(want, script) end
-    if type(script) ~= "function" then return nil, ("architecture script %s must return a function(g, hp)"):format(want) end
+    if type(script) ~= "function" then
+      return nil, ("architecture script %s must return a function(g, hp)"):format(want)
+    end
     return script
   end
   local ok, script = pcall(require, "llmrun.arch." .. want)
@@ -53,15 +55,17 @@ local function build(file, path, opts)
   local script, why = script_of(hp.arch, opts)
   if not script then return nil, why, "unsupported" end
   local graph
-  graph, err, code = core.graph_new(file, { device = opts.device, threads = opts.threads, isa = opts.isa, exact = opts.compute == "f32" })
+  local backend = { device = opts.device, threads = opts.threads, isa = opts.isa, exact = opts.compute == "f32" }
+  graph, err, code = core.graph_new(file, backend)
   if not graph then return nil, err, code end
   local g = Graph.new(graph)
   local logits, hidden = script(g, hp)
   if getmetatable(logits) ~= Graph.Node then error("an architecture script must return the node of the logits", 0) end
   local rest = leftovers(file, g.used)
   if #rest > 0 and not opts.allow_unused then
-    return nil, ("the file has %d tensor%s that architecture '%s' does not use: %s%s (allow_unused = true loads it all the same)"):format(
-      #rest, #rest == 1 and "" or "s", hp.arch, table.concat(rest, ", ", 1, math.min(#rest, 4)), #rest > 4 and ", ..." or ""), "unsupported"
+    local names = table.concat(rest, ", ", 1, math.min(#rest, 4)) .. (#rest > 4 and ", ..." or "")
+    return nil, ("architecture '%s' does not use %d of the file's tensors: %s (allow_unused = true loads it all the same)")
+      :format(hp.arch, #rest, names), "unsupported"
   end
   local info = file:info()
   local model = graph:finish(logits.id, hidden and hidden.id or nil, vocab,
@@ -73,8 +77,8 @@ local function build(file, path, opts)
 end
 
 --- Opens a GGUF file and builds its model.
--- opts: device, threads, isa, compute ("f32" = the exact reference path), arch (a name, a file or a function that builds
--- the layer graph), allow_unused (load although tensors are left over).
+-- opts: device, threads, isa, compute ("f32" = the exact reference path), arch (a name, a file or a function that
+-- builds the layer graph), allow_unused (load although tensors are left over).
 -- Returns the model and a table { path, arch, hparams, vocab, file, bytes, chat_template, fingerprint }, or
 -- nil, message, code.
 function loader.open(path, opts)

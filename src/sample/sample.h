@@ -1,10 +1,10 @@
 /* sample.h - from a row of logits to a token: a chain of native stages and callbacks.
  *
- * A chain is a list of stages that narrow and reweigh candidates, in the order the user gave. The row is first the whole
- * vocabulary ("dense", in place on the logits); the first stage that narrows (top_k, top_p, min_p ...) turns it into a
- * short sorted candidate list, so later stages are cheap. Random numbers come from (seed, position), never from a
- * shared stream: same seed, same text, whatever else runs (Promise 1).
- * A sampler belongs to one request; a fork copies it. Engine thread only. No stage allocates after lr_sampler_new.
+ * A chain is a list of stages that narrow and reweigh candidates, in the order the user gave. The row is first the
+ * whole vocabulary ("dense", in place on the logits); the first stage that narrows (top_k, top_p, min_p ...) turns it
+ * into a short sorted candidate list, so later stages are cheap. Random numbers come from (seed, position), never from
+ * a shared stream: same seed, same text, whatever else runs (Promise 1). A sampler belongs to one request; a fork
+ * copies it. Engine thread only. No stage allocates after lr_sampler_new.
  */
 #ifndef LR_SAMPLE_SAMPLE_H
 #define LR_SAMPLE_SAMPLE_H
@@ -30,18 +30,20 @@ typedef enum lr_stage_kind {
 
 /* The row as stages and callbacks see it. */
 typedef struct lr_logits {
-    float *x;        /* (n_vocab) dense logits; meaningful while cand is NULL */
+    float *x; /* (n_vocab) dense logits; meaningful while cand is NULL */
     int n_vocab;
-    int n_cand;      /* candidates, sorted by descending logit, ties by lower id; -1 = dense */
+    int n_cand; /* candidates, sorted by descending logit, ties by lower id; -1 = dense */
     int32_t *cand_id;
-    float *cand;     /* logits of the candidates */
+    float *cand;         /* logits of the candidates */
     uint64_t generation; /* grows with each step: a view made of an older one is stale */
 } lr_logits;
 
 /* What a stage may look at. Token arrays are borrowed for the call. */
 typedef struct lr_sample_ctx {
-    const int32_t *prompt; size_t n_prompt;       /* tokens before the first generated one */
-    const int32_t *generated; size_t n_generated;
+    const int32_t *prompt;
+    size_t n_prompt; /* tokens before the first generated one */
+    const int32_t *generated;
+    size_t n_generated;
     uint64_t seed;
     uint64_t position; /* of the token to be drawn, in the sequence */
 } lr_sample_ctx;
@@ -51,10 +53,14 @@ typedef int (*lr_stage_fn)(void *user, lr_logits *l, const lr_sample_ctx *ctx, l
 typedef struct lr_stage {
     lr_stage_kind kind;
     float a, repetition, presence, frequency;
-    int n, last_n;            /* last_n: tokens that repetition looks back over; 0 = all, also the prompt */
-    const int32_t *ids; const float *values; size_t n_ids; /* copied by lr_sampler_new */
-    lr_stage_fn fn; void *user; void (*user_free)(void *); /* CALLBACK */
-    void *(*user_dup)(void *);                             /* for copies; NULL = shared as it is */
+    int n, last_n; /* last_n: tokens that repetition looks back over; 0 = all, also the prompt */
+    const int32_t *ids;
+    const float *values;
+    size_t n_ids; /* copied by lr_sampler_new */
+    lr_stage_fn fn;
+    void *user;
+    void (*user_free)(void *); /* CALLBACK */
+    void *(*user_dup)(void *); /* for copies; NULL = shared as it is */
 } lr_stage;
 
 typedef struct lr_sampler lr_sampler;
@@ -68,18 +74,21 @@ uint64_t lr_sampler_seed(const lr_sampler *);
 bool lr_sampler_is_greedy(const lr_sampler *);
 
 /* The log-probability of a token and of the best few, from the full softmax before any stage. */
-typedef struct lr_top { int32_t id; float logprob; } lr_top;
+typedef struct lr_top {
+    int32_t id;
+    float logprob;
+} lr_top;
 
-/* Draws a token. logits (n_vocab) is overwritten. mask: allowed-token bits from a grammar, or NULL. n_top >= 0: *logprob
- * and top[0..n_top-1] are filled first (n_top <= 64; sorted, best first), -1 = not wanted. Errors: a row without any
- * finite logit (NaN, all -inf) is LR_EINVAL "logits are not finite"; a callback's own. */
-int lr_sampler_draw(lr_sampler *, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int n_top, int32_t *token,
-                    float *logprob, lr_top *top, lr_error *err);
+/* Draws a token. logits (n_vocab) is overwritten. mask: allowed-token bits from a grammar, or NULL. n_top >= 0:
+ * *logprob and top[0..n_top-1] are filled first (n_top <= 64; sorted, best first), -1 = not wanted. Errors: a row
+ * without any finite logit (NaN, all -inf) is LR_EINVAL "logits are not finite"; a callback's own. */
+int lr_sampler_draw(lr_sampler *, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int n_top,
+                    int32_t *token, float *logprob, lr_top *top, lr_error *err);
 
 /* Runs the chain without drawing and gives the resulting distribution: ids and probabilities of all tokens with p > 0,
  * best first, at most cap; *n is their number. For exact verification of drafts and for tests. */
-int lr_sampler_probs(lr_sampler *, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int32_t *ids, float *p, size_t cap,
-                     size_t *n, lr_error *err);
+int lr_sampler_probs(lr_sampler *, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int32_t *ids,
+                     float *p, size_t cap, size_t *n, lr_error *err);
 
 /* A uniform number in [0, 1) from (seed, position, stream): a counter-based hash. */
 double lr_sample_uniform(uint64_t seed, uint64_t position, uint32_t stream);

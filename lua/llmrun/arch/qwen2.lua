@@ -2,7 +2,8 @@
 return function(g, hp)
   local x = g:embed "token_embd"
   local function rope(t, heads)
-    return g:rope(t, { heads = heads, head_dim = hp.head_dim, rot = hp.rope.rot, base = hp.rope.base, scale = hp.rope.scale })
+    return g:rope(t, { heads = heads, head_dim = hp.head_dim, rot = hp.rope.rot,
+                       base = hp.rope.base, scale = hp.rope.scale })
   end
   for l = 0, hp.layers - 1 do
     local b = g:name("blk", l)

@@ -3,7 +3,8 @@ return function(g, hp)
   local x = g:embed "token_embd"
   local function head(t, norm, heads)
     t = g:rms_norm(t, norm, hp.eps, hp.head_dim)
-    return g:rope(t, { heads = heads, head_dim = hp.head_dim, rot = hp.rope.rot, base = hp.rope.base, scale = hp.rope.scale })
+    return g:rope(t, { heads = heads, head_dim = hp.head_dim, rot = hp.rope.rot,
+                       base = hp.rope.base, scale = hp.rope.scale })
   end
   for l = 0, hp.layers - 1 do
     local b = g:name("blk", l)

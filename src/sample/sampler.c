@@ -1,0 +1,312 @@
+/* sampler.c - making, copying and running sampler chains: see sample.h */
+#include "base/mem.h"
+#include "sample/sample_int.h"
+#include <math.h>
+#include <string.h>
+
+enum { MAX_STAGES = 64, MAX_TOP = 64 };
+
+struct lr_sampler {
+    lr_stage *stages;
+    int n_stages, n_vocab;
+    uint64_t seed, generation;
+};
+
+static _Thread_local lr_scratch scratch;
+
+/* ---- scratch ---- */
+
+static void scratch_free(lr_scratch *w)
+{
+    lr_free(w->cand_id);
+    lr_free(w->cand);
+    lr_free(w->raw);
+    lr_free(w->ids);
+    lr_free(w->a);
+    lr_free(w->b);
+    lr_free(w->mark);
+    lr_free(w->count);
+    lr_free(w->top);
+    *w = (lr_scratch){0};
+}
+
+static bool scratch_grow(lr_scratch *w, int n_vocab)
+{
+    if (n_vocab <= w->cap) return true;
+    int refs = w->refs;
+    scratch_free(w);
+    size_t n = (size_t)n_vocab;
+    w->refs = refs;
+    w->k = lr_cpu_table(NULL);
+    w->cand_id = lr_calloc(n, sizeof *w->cand_id);
+    w->cand = lr_calloc(n, sizeof *w->cand);
+    w->raw = lr_calloc(2 * n, sizeof *w->raw);
+    w->ids = lr_calloc(n, sizeof *w->ids);
+    w->a = lr_calloc(n, sizeof *w->a);
+    w->b = lr_calloc(n, sizeof *w->b);
+    w->mark = lr_calloc(n, sizeof *w->mark);
+    w->count = lr_calloc(n, sizeof *w->count);
+    w->top = lr_calloc(MAX_TOP, sizeof *w->top);
+    if (!w->cand_id || !w->cand || !w->raw || !w->ids || !w->a || !w->b || !w->mark || !w->count || !w->top) {
+        scratch_free(w);
+        w->refs = refs;
+        return false;
+    }
+    w->cap = n_vocab;
+    return true;
+}
+
+/* ---- making ---- */
+
+static int check_ids(const lr_stage *s, const char *what, int n_vocab, lr_error *err)
+{
+    if (s->n_ids && !s->ids) return lr_fail(err, LR_EINVAL, "%s: no token ids", what);
+    for (size_t i = 0; i < s->n_ids; i++)
+        if (s->ids[i] < 0 || s->ids[i] >= n_vocab)
+            return lr_fail(err, LR_EINVAL, "%s: token id %d is outside the vocabulary of %d", what, s->ids[i], n_vocab);
+    return 0;
+}
+
+static int check_number(float x, float min, const char *what, lr_error *err)
+{
+    if (isfinite(x) && x >= min) return 0;
+    return lr_fail(err, LR_EINVAL, "%s = %g is not a number of at least %g", what, (double)x, (double)min);
+}
+
+static int check_stage(const lr_stage *s, int n_vocab, lr_error *err)
+{
+    int rc;
+    switch (s->kind) {
+    case LR_STAGE_LOGIT_BIAS:
+        if ((rc = check_ids(s, "logit_bias", n_vocab, err))) return rc;
+        for (size_t i = 0; i < s->n_ids; i++)
+            if (isnan(s->values[i]) || s->values[i] == INFINITY)
+                return lr_fail(err, LR_EINVAL, "logit_bias: the bias of token %d is not usable", s->ids[i]);
+        return 0;
+    case LR_STAGE_PENALTIES:
+        if (!(s->repetition > 0) || !isfinite(s->repetition))
+            return lr_fail(err, LR_EINVAL, "repetition_penalty = %g is not a positive number", (double)s->repetition);
+        if (!isfinite(s->presence)) return lr_fail(err, LR_EINVAL, "presence_penalty is not a number");
+        if (!isfinite(s->frequency)) return lr_fail(err, LR_EINVAL, "frequency_penalty is not a number");
+        return s->last_n < 0 ? lr_fail(err, LR_EINVAL, "the penalties' window = %d is negative", s->last_n) : 0;
+    case LR_STAGE_TEMPERATURE:
+        return check_number(s->a, 0, "temperature", err);
+    case LR_STAGE_TOP_P:
+        return check_number(s->a, 0, "top_p", err);
+    case LR_STAGE_MIN_P:
+        return check_number(s->a, 0, "min_p", err);
+    case LR_STAGE_TYPICAL:
+        return check_number(s->a, 0, "typical_p", err);
+    case LR_STAGE_TOP_N_SIGMA:
+        return check_number(s->a, -1, "top_n_sigma", err);
+    case LR_STAGE_TOP_K:
+        return s->n < -1 ? lr_fail(err, LR_EINVAL, "top_k = %d is below -1", s->n) : 0;
+    case LR_STAGE_ALLOW:
+        return check_ids(s, "allowed tokens", n_vocab, err);
+    case LR_STAGE_BAN:
+        return check_ids(s, "banned tokens", n_vocab, err);
+    case LR_STAGE_MIN_TOKENS:
+        return s->n < 0 ? lr_fail(err, LR_EINVAL, "min_tokens = %d is negative", s->n)
+                        : check_ids(s, "end tokens", n_vocab, err);
+    case LR_STAGE_CALLBACK:
+        return s->fn ? 0 : lr_fail(err, LR_EINVAL, "a sampler stage without a function");
+    }
+    return lr_fail(err, LR_EINVAL, "unknown sampler stage %d", (int)s->kind);
+}
+
+static int copy_stage(lr_stage *d, const lr_stage *s, bool dup, lr_error *err)
+{
+    *d = *s;
+    d->ids = NULL;
+    d->values = NULL;
+    d->user = NULL;
+    if (s->n_ids) {
+        d->ids = (const int32_t *)(const void *)lr_memdup(s->ids, s->n_ids * sizeof *s->ids);
+        if (s->values) d->values = (const float *)(const void *)lr_memdup(s->values, s->n_ids * sizeof *s->values);
+        if (!d->ids || (s->values && !d->values)) return lr_fail(err, LR_ENOMEM, "no memory for a sampler");
+    }
+    d->user = dup && s->user_dup ? s->user_dup(s->user) : s->user;
+    if (dup && !s->user_dup) d->user_free = NULL; /* shared: the first one frees it */
+    if (dup && s->user_dup && s->user && !d->user) return lr_fail(err, LR_ENOMEM, "no memory for a sampler");
+    return 0;
+}
+
+static void free_stage(lr_stage *s, bool with_user)
+{
+    lr_free((void *)(uintptr_t)s->ids);
+    lr_free((void *)(uintptr_t)s->values);
+    if (with_user && s->user_free && s->user) s->user_free(s->user);
+}
+
+/* On failure the users of `stages` stay the caller's. */
+static int build(lr_sampler **out, const lr_stage *stages, size_t n, uint64_t seed, int n_vocab, bool dup,
+                 lr_error *err)
+{
+    if (n > MAX_STAGES) return lr_fail(err, LR_ELIMIT, "a sampler of %zu stages; %d are the most", n, MAX_STAGES);
+    lr_sampler *s = lr_calloc(1, sizeof *s);
+    if (s) s->stages = lr_calloc(n, sizeof *s->stages);
+    if (!s || !s->stages || !scratch_grow(&scratch, n_vocab)) {
+        if (s) lr_free(s->stages);
+        lr_free(s);
+        return lr_fail(err, LR_ENOMEM, "no memory for a sampler");
+    }
+    s->n_vocab = n_vocab;
+    s->seed = seed;
+    int rc = 0;
+    for (size_t i = 0; i < n && !rc; i++) {
+        rc = copy_stage(&s->stages[i], &stages[i], dup, err);
+        s->n_stages++;
+    }
+    if (rc) {
+        for (int i = 0; i < s->n_stages; i++) free_stage(&s->stages[i], dup);
+        lr_free(s->stages);
+        lr_free(s);
+        return rc;
+    }
+    scratch.refs++;
+    *out = s;
+    return 0;
+}
+
+int lr_sampler_new(lr_sampler **out, const lr_stage *stages, size_t n, uint64_t seed, int n_vocab, lr_error *err)
+{
+    if (n_vocab < 1) return lr_fail(err, LR_EINVAL, "a vocabulary of %d tokens", n_vocab);
+    for (size_t i = 0; i < n; i++) {
+        int rc = check_stage(&stages[i], n_vocab, err);
+        if (rc) return rc;
+    }
+    return build(out, stages, n, seed, n_vocab, false, err);
+}
+
+int lr_sampler_copy(lr_sampler **out, const lr_sampler *s, lr_error *err)
+{
+    return build(out, s->stages, (size_t)s->n_stages, s->seed, s->n_vocab, true, err);
+}
+
+void lr_sampler_free(lr_sampler *s)
+{
+    if (!s) return;
+    for (int i = 0; i < s->n_stages; i++) free_stage(&s->stages[i], true);
+    lr_free(s->stages);
+    lr_free(s);
+    if (--scratch.refs == 0) scratch_free(&scratch);
+}
+
+uint64_t lr_sampler_seed(const lr_sampler *s) { return s->seed; }
+
+bool lr_sampler_is_greedy(const lr_sampler *s)
+{
+    bool greedy = false;
+    for (int i = 0; i < s->n_stages; i++) {
+        const lr_stage *t = &s->stages[i];
+        if (t->kind == LR_STAGE_CALLBACK) return false;
+        if ((t->kind == LR_STAGE_TEMPERATURE && t->a <= 0) || (t->kind == LR_STAGE_TOP_K && t->n == 1)) greedy = true;
+    }
+    return greedy;
+}
+
+/* ---- drawing ---- */
+
+double lr_sample_uniform(uint64_t seed, uint64_t position, uint32_t stream)
+{
+    /* Two rounds of the splitmix64 finalizer (Steele, Lea, Flood 2014) over the three inputs. */
+    uint64_t z = seed ^ 0x9e3779b97f4a7c15u * (position + 1) ^ 0xd1b54a32d192ed03u * ((uint64_t)stream + 1);
+    for (int i = 0; i < 2; i++) {
+        z += 0x9e3779b97f4a7c15u;
+        z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9u;
+        z = (z ^ z >> 27) * 0x94d049bb133111ebu;
+        z ^= z >> 31;
+    }
+    return (double)(z >> 11) * 0x1p-53;
+}
+
+static int run_chain(lr_sampler *s, lr_logits *l, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx,
+                     lr_error *err)
+{
+    lr_scratch *w = &scratch;
+    *l = (lr_logits){logits, s->n_vocab, -1, w->cand_id, w->cand, ++s->generation};
+    float best = w->k->max(logits, s->n_vocab);
+    if (!(best > -INFINITY) || best == INFINITY) return lr_fail(err, LR_EINVAL, "logits are not finite");
+    if (mask) w->k->mask(logits, mask, s->n_vocab);
+    for (int i = 0; i < s->n_stages; i++) {
+        int rc = lr_stage_run(&s->stages[i], l, w, ctx, err);
+        if (rc) return rc;
+        if (l->n_cand == 0) break;
+    }
+    float top = l->n_cand < 0 ? w->k->max(logits, s->n_vocab) : l->n_cand > 0 ? l->cand[0] : -INFINITY;
+    if (!(top > -INFINITY)) return lr_fail(err, LR_EINVAL, "no token is left to draw: all are masked, banned or -inf");
+    if (l->n_cand < 0 && top == INFINITY) return lr_fail(err, LR_EINVAL, "logits are not finite");
+    return 0;
+}
+
+static int32_t draw_candidate(const lr_logits *l, double u)
+{
+    double sum = 0, at = 0;
+    if (l->n_cand == 1) return l->cand_id[0];
+    for (int i = 0; i < l->n_cand; i++) sum += exp((double)l->cand[i] - (double)l->cand[0]);
+    for (int i = 0; i < l->n_cand; i++) {
+        at += exp((double)l->cand[i] - (double)l->cand[0]);
+        if (at > u * sum) return l->cand_id[i];
+    }
+    return l->cand_id[l->n_cand - 1];
+}
+
+static int32_t draw_dense(const lr_logits *l, const lr_scratch *w, double u)
+{
+    float lse = w->k->logsumexp(l->x, l->n_vocab);
+    double at = 0;
+    int32_t last = -1;
+    for (int i = 0; i < l->n_vocab; i++) {
+        float x = l->x[i];
+        if (!(x > -INFINITY)) continue;
+        last = i;
+        at += (double)expf(x - lse);
+        if (at > u) break;
+    }
+    return last;
+}
+
+static void fill_top(const lr_scratch *w, int n_vocab, float lse, int n_top, lr_top *top)
+{
+    int32_t ids[MAX_TOP];
+    int n = n_top > 0 ? w->k->topk(w->raw, n_vocab, n_top, ids, w->top) : 0;
+    for (int i = 0; i < n_top; i++) top[i] = i < n ? (lr_top){ids[i], w->top[i] - lse} : (lr_top){-1, -INFINITY};
+}
+
+int lr_sampler_draw(lr_sampler *s, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int n_top,
+                    int32_t *token, float *logprob, lr_top *top, lr_error *err)
+{
+    lr_scratch *w = &scratch;
+    lr_logits l;
+    float lse = 0;
+    if (n_top > MAX_TOP)
+        return lr_fail(err, LR_EINVAL, "%d log-probabilities a token; %d are the most", n_top, MAX_TOP);
+    if (n_top >= 0) {
+        memcpy(w->raw, logits, (size_t)s->n_vocab * sizeof *logits);
+        lse = w->k->logsumexp(logits, s->n_vocab);
+        fill_top(w, s->n_vocab, lse, n_top, top);
+    }
+    int rc = run_chain(s, &l, logits, mask, ctx, err);
+    if (rc) return rc;
+    double u = lr_sample_uniform(s->seed, ctx->position, 0);
+    *token = l.n_cand < 0 ? draw_dense(&l, w, u) : draw_candidate(&l, u);
+    if (n_top >= 0) *logprob = w->raw[*token] - lse;
+    return 0;
+}
+
+int lr_sampler_probs(lr_sampler *s, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int32_t *ids,
+                     float *p, size_t cap, size_t *n, lr_error *err)
+{
+    lr_logits l;
+    int rc = run_chain(s, &l, logits, mask, ctx, err);
+    if (rc) return rc;
+    if (l.n_cand < 0) lr_stage_narrow(&l, &scratch, -INFINITY);
+    double sum = 0;
+    for (int i = 0; i < l.n_cand; i++) sum += exp((double)l.cand[i] - (double)l.cand[0]);
+    *n = (size_t)l.n_cand;
+    for (size_t i = 0; i < *n && i < cap; i++) {
+        ids[i] = l.cand_id[i];
+        p[i] = (float)(exp((double)l.cand[i] - (double)l.cand[0]) / sum);
+    }
+    return 0;
+}

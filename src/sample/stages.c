@@ -1,0 +1,411 @@
+/* stages.c - what each stage of a sampler chain does to a row of logits.
+ *
+ * A row is dense (l->n_cand < 0: all of l->x counts) or narrowed to candidates that are kept sorted: logit descending,
+ * lower id first on ties. Stages that only look at the best few tokens of a dense row never sort the vocabulary: they
+ * take all tokens above a threshold, which the vocabulary kernels find in one pass, and sort those.
+ */
+#include "sample/sample_int.h"
+#include <math.h>
+#include <string.h>
+
+/* ---- sorting ---- */
+
+/* Unsigned key that sorts ascending as the floats sort descending. */
+static uint32_t descending_key(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, sizeof u);
+    return u & 0x80000000u ? u : ~(u | 0x80000000u);
+}
+
+/* Stable, by key: least significant digit first, 11 bits at a time. */
+static lr_pair *radix_sort(lr_pair *a, lr_pair *b, int n)
+{
+    for (int shift = 0; shift < 33; shift += 11) {
+        uint32_t start[2048] = {0};
+        for (int i = 0; i < n; i++) start[a[i].key >> shift & 2047]++;
+        uint32_t sum = 0;
+        for (int d = 0; d < 2048; d++) {
+            uint32_t c = start[d];
+            start[d] = sum;
+            sum += c;
+        }
+        for (int i = 0; i < n; i++) b[start[a[i].key >> shift & 2047]++] = a[i];
+        lr_pair *t = a;
+        a = b;
+        b = t;
+    }
+    return a;
+}
+
+static bool before(float x, int32_t i, float y, int32_t j) { return x > y || (x == y && i < j); }
+
+static void insertion_sort(lr_logits *l)
+{
+    for (int i = 1; i < l->n_cand; i++) {
+        float x = l->cand[i];
+        int32_t id = l->cand_id[i];
+        int j = i;
+        for (; j > 0 && before(x, id, l->cand[j - 1], l->cand_id[j - 1]); j--) {
+            l->cand[j] = l->cand[j - 1];
+            l->cand_id[j] = l->cand_id[j - 1];
+        }
+        l->cand[j] = x;
+        l->cand_id[j] = id;
+    }
+}
+
+/* Sorts the candidates whatever their order; for many of them ids must ascend among equals, as they do after narrowing.
+ */
+static void sort_candidates(lr_logits *l, lr_scratch *w)
+{
+    if (l->n_cand <= 64) {
+        insertion_sort(l);
+        return;
+    }
+    bool sorted = true;
+    for (int i = 1; i < l->n_cand && sorted; i++)
+        sorted = !before(l->cand[i], l->cand_id[i], l->cand[i - 1], l->cand_id[i - 1]);
+    if (sorted) return;
+    for (int i = 0; i < l->n_cand; i++)
+        w->a[i] = (lr_pair){(uint32_t)l->cand_id[i], i}; /* by id, so that ties keep it */
+    lr_pair *by_id = radix_sort(w->a, w->b, l->n_cand), *other = by_id == w->a ? w->b : w->a;
+    for (int i = 0; i < l->n_cand; i++) by_id[i].key = descending_key(l->cand[by_id[i].id]);
+    lr_pair *p = radix_sort(by_id, other, l->n_cand);
+    for (int i = 0; i < l->n_cand; i++) {
+        w->raw[l->n_vocab + i] = l->cand[p[i].id];
+        w->ids[i] = l->cand_id[p[i].id];
+    }
+    memcpy(l->cand, w->raw + l->n_vocab, (size_t)l->n_cand * sizeof *l->cand);
+    memcpy(l->cand_id, w->ids, (size_t)l->n_cand * sizeof *l->cand_id);
+}
+
+void lr_stage_narrow(lr_logits *l, lr_scratch *w, float threshold)
+{
+    int n = w->k->compact_above(l->x, l->n_vocab, threshold, w->ids, l->n_vocab), m = 0;
+    for (int i = 0; i < n; i++) {
+        float x = l->x[w->ids[i]];
+        if (x == -INFINITY || isnan(x)) continue;
+        l->cand_id[m] = w->ids[i];
+        l->cand[m++] = x;
+    }
+    l->n_cand = m;
+    sort_candidates(l, w);
+}
+
+static void drop_infinite(lr_logits *l)
+{
+    while (l->n_cand > 0 && !(l->cand[l->n_cand - 1] > -INFINITY)) l->n_cand--;
+}
+
+/* ---- reweighing ---- */
+
+/* New logit of token id of a row where only some tokens change: dense in place, else in the candidate list. */
+static float *logit_of(lr_logits *l, int32_t id)
+{
+    if (l->n_cand < 0) return &l->x[id];
+    for (int i = 0; i < l->n_cand; i++)
+        if (l->cand_id[i] == id) return &l->cand[i];
+    return NULL;
+}
+
+static void changed(lr_logits *l, lr_scratch *w)
+{
+    if (l->n_cand < 0) return;
+    sort_candidates(l, w);
+    drop_infinite(l);
+}
+
+static void next_epoch(lr_scratch *w)
+{
+    if (++w->epoch == 0) {
+        memset(w->mark, 0, (size_t)w->cap * sizeof *w->mark);
+        w->epoch = 1;
+    }
+}
+
+static void repeat_token(const lr_stage *s, lr_logits *l, lr_scratch *w, int32_t id)
+{
+    if (id < 0 || id >= l->n_vocab || w->mark[id] == w->epoch) return;
+    w->mark[id] = w->epoch;
+    float *x = logit_of(l, id);
+    if (x) *x = *x > 0 ? *x / s->repetition : *x * s->repetition;
+}
+
+/* Repetition looks at prompt and output (arXiv:1909.05858); presence and frequency at the output only, as OpenAI's API
+ * defines them. */
+static void penalties(const lr_stage *s, lr_logits *l, lr_scratch *w, const lr_sample_ctx *c)
+{
+    if (s->repetition != 1.0f) {
+        size_t total = c->n_prompt + c->n_generated,
+               skip = s->last_n > 0 && (size_t)s->last_n < total ? total - (size_t)s->last_n : 0;
+        next_epoch(w);
+        for (size_t i = skip; i < c->n_prompt; i++) repeat_token(s, l, w, c->prompt[i]);
+        for (size_t i = skip > c->n_prompt ? skip - c->n_prompt : 0; i < c->n_generated; i++)
+            repeat_token(s, l, w, c->generated[i]);
+    }
+    if (s->presence != 0.0f || s->frequency != 0.0f) {
+        int n = 0;
+        next_epoch(w);
+        for (size_t i = 0; i < c->n_generated; i++) {
+            int32_t id = c->generated[i];
+            if (id < 0 || id >= l->n_vocab) continue;
+            if (w->mark[id] != w->epoch) {
+                w->mark[id] = w->epoch;
+                w->count[id] = 0;
+                w->ids[n++] = id;
+            }
+            w->count[id]++;
+        }
+        for (int i = 0; i < n; i++) {
+            float *x = logit_of(l, w->ids[i]);
+            if (x) *x -= s->presence + s->frequency * (float)w->count[w->ids[i]];
+        }
+    }
+    changed(l, w);
+}
+
+static void keep_best(lr_logits *l, lr_scratch *w)
+{
+    if (l->n_cand < 0) {
+        int id = w->k->argmax(l->x, l->n_vocab);
+        l->cand_id[0] = id;
+        l->cand[0] = id >= 0 ? l->x[id] : -INFINITY;
+        l->n_cand = id >= 0;
+    } else if (l->n_cand > 1) {
+        l->n_cand = 1;
+    }
+}
+
+static void temperature(float t, lr_logits *l, lr_scratch *w)
+{
+    if (!(t > 0)) {
+        keep_best(l, w);
+        return;
+    }
+    if (t == 1.0f) return;
+    float *x = l->n_cand < 0 ? l->x : l->cand;
+    int n = l->n_cand < 0 ? l->n_vocab : l->n_cand;
+    float best = l->n_cand < 0 ? w->k->max(x, n) : n > 0 ? x[0] : 0;
+    for (int i = 0; i < n; i++) x[i] = (x[i] - best) / t; /* the best becomes 0, so nothing overflows upward */
+    if (l->n_cand > 0) drop_infinite(l);
+}
+
+/* ---- narrowing ---- */
+
+static void top_k(int k, lr_logits *l, lr_scratch *w)
+{
+    if (k <= 0) return;
+    if (l->n_cand >= 0) {
+        if (l->n_cand > k) l->n_cand = k;
+        return;
+    }
+    if (k >= l->n_vocab) return;
+    if (k <= LR_TOPK_MAX) {
+        l->n_cand = w->k->topk(l->x, l->n_vocab, k, l->cand_id, l->cand);
+        drop_infinite(l);
+        return;
+    }
+    float best = w->k->max(l->x, l->n_vocab);
+    for (float d = 4;; d *= 2) { /* the first threshold that leaves enough */
+        bool all = d > 1000;
+        if (!all && w->k->count_above(l->x, l->n_vocab, best - d) < k) continue;
+        lr_stage_narrow(l, w, all ? -INFINITY : best - d);
+        break;
+    }
+    if (l->n_cand > k) l->n_cand = k;
+}
+
+/* Natural log of the sum of exp over the row as it is. */
+static double row_lse(const lr_logits *l, const lr_scratch *w)
+{
+    if (l->n_cand < 0) return (double)w->k->logsumexp(l->x, l->n_vocab);
+    if (l->n_cand == 0) return 0;
+    double sum = 0;
+    for (int i = 0; i < l->n_cand; i++) sum += exp((double)l->cand[i] - (double)l->cand[0]);
+    return (double)l->cand[0] + log(sum);
+}
+
+/* Nucleus sampling, arXiv:1904.09751: the fewest best tokens whose probabilities reach p. */
+static void top_p(float p, lr_logits *l, lr_scratch *w)
+{
+    if (p >= 1) return;
+    if (!(p > 0)) {
+        keep_best(l, w);
+        return;
+    }
+    double lse = row_lse(l, w);
+    if (l->n_cand < 0) {
+        float best = w->k->max(l->x, l->n_vocab);
+        for (float d = 3;; d *= 2) {
+            bool all = d > 200;
+            float threshold = all ? -INFINITY : best - d;
+            int n = w->k->compact_above(l->x, l->n_vocab, threshold, w->ids, l->n_vocab);
+            double sum = 0;
+            for (int i = 0; i < n && !all; i++) sum += exp((double)l->x[w->ids[i]] - lse);
+            if (!all && sum < (double)p + 1e-6) continue;
+            lr_stage_narrow(l, w, threshold);
+            break;
+        }
+    }
+    double sum = 0;
+    for (int i = 0; i < l->n_cand; i++) {
+        sum += exp((double)l->cand[i] - lse);
+        if (sum >= (double)p) l->n_cand = i + 1;
+    }
+}
+
+/* min-p, arXiv:2407.01082: tokens at least min_p times as likely as the best. */
+static void min_p(float p, lr_logits *l, lr_scratch *w)
+{
+    if (!(p > 0)) return;
+    float d = logf(p < 1 ? p : 1);
+    if (l->n_cand < 0) {
+        lr_stage_narrow(l, w, w->k->max(l->x, l->n_vocab) + d);
+        return;
+    }
+    int n = 0;
+    while (n < l->n_cand && l->cand[n] >= l->cand[0] + d) n++;
+    l->n_cand = n;
+}
+
+/* Locally typical sampling, arXiv:2202.00666: tokens whose surprise is nearest to the entropy, until they reach p. */
+static void typical(float p, lr_logits *l, lr_scratch *w)
+{
+    if (p >= 1) return;
+    if (l->n_cand < 0) lr_stage_narrow(l, w, -INFINITY);
+    double lse = row_lse(l, w), entropy = 0, sum = 0;
+    int n = l->n_cand;
+    for (int i = 0; i < n; i++) entropy -= exp((double)l->cand[i] - lse) * ((double)l->cand[i] - lse);
+    for (int i = 0; i < n; i++) {
+        float far = (float)fabs(lse - (double)l->cand[i] - entropy);
+        w->a[i] = (lr_pair){~descending_key(far), i};
+    }
+    lr_pair *o = radix_sort(w->a, w->b, n);
+    next_epoch(w);
+    for (int i = 0; i < n; i++) {
+        w->mark[o[i].id] = w->epoch; /* marks by place in the list here */
+        sum += exp((double)l->cand[o[i].id] - lse);
+        if (sum >= (double)p) break;
+    }
+    int m = 0;
+    for (int i = 0; i < n; i++)
+        if (w->mark[i] == w->epoch) {
+            l->cand[m] = l->cand[i];
+            l->cand_id[m++] = l->cand_id[i];
+        }
+    l->n_cand = m;
+}
+
+/* Top-n-sigma, arXiv:2411.07641: logits within a standard deviations of the best. */
+static void top_n_sigma(float a, lr_logits *l, lr_scratch *w)
+{
+    if (!(a > 0)) return;
+    const float *x = l->n_cand < 0 ? l->x : l->cand;
+    int n = l->n_cand < 0 ? l->n_vocab : l->n_cand, m = 0;
+    double sum = 0, sq = 0, best = -INFINITY;
+    for (int i = 0; i < n; i++)
+        if (isfinite(x[i])) {
+            sum += (double)x[i];
+            m++;
+            if ((double)x[i] > best) best = (double)x[i];
+        }
+    if (m == 0) return;
+    for (int i = 0; i < n; i++)
+        if (isfinite(x[i])) sq += ((double)x[i] - sum / m) * ((double)x[i] - sum / m);
+    float threshold = (float)(best - (double)a * sqrt(sq / m));
+    if (l->n_cand < 0) {
+        lr_stage_narrow(l, w, threshold);
+        return;
+    }
+    while (l->n_cand > 0 && l->cand[l->n_cand - 1] < threshold) l->n_cand--;
+}
+
+static void allow(const lr_stage *s, lr_logits *l, lr_scratch *w)
+{
+    int m = 0;
+    next_epoch(w);
+    if (l->n_cand < 0) {
+        for (size_t i = 0; i < s->n_ids; i++) {
+            int32_t id = s->ids[i];
+            if (w->mark[id] == w->epoch || !(l->x[id] > -INFINITY)) continue;
+            w->mark[id] = w->epoch;
+            l->cand_id[m] = id;
+            l->cand[m++] = l->x[id];
+        }
+        l->n_cand = m;
+        sort_candidates(l, w);
+        return;
+    }
+    for (size_t i = 0; i < s->n_ids; i++) w->mark[s->ids[i]] = w->epoch;
+    for (int i = 0; i < l->n_cand; i++)
+        if (w->mark[l->cand_id[i]] == w->epoch) {
+            l->cand[m] = l->cand[i];
+            l->cand_id[m++] = l->cand_id[i];
+        }
+    l->n_cand = m;
+}
+
+static void ban(const lr_stage *s, lr_logits *l, lr_scratch *w)
+{
+    for (size_t i = 0; i < s->n_ids; i++) {
+        float *x = logit_of(l, s->ids[i]);
+        if (x) *x = -INFINITY;
+    }
+    changed(l, w);
+}
+
+static void bias(const lr_stage *s, lr_logits *l, lr_scratch *w)
+{
+    for (size_t i = 0; i < s->n_ids; i++) {
+        float *x = logit_of(l, s->ids[i]);
+        if (x) *x += s->values[i];
+    }
+    changed(l, w);
+}
+
+int lr_stage_run(const lr_stage *s, lr_logits *l, lr_scratch *w, const lr_sample_ctx *ctx, lr_error *err)
+{
+    switch (s->kind) {
+    case LR_STAGE_LOGIT_BIAS:
+        bias(s, l, w);
+        break;
+    case LR_STAGE_PENALTIES:
+        penalties(s, l, w, ctx);
+        break;
+    case LR_STAGE_TEMPERATURE:
+        temperature(s->a, l, w);
+        break;
+    case LR_STAGE_TOP_K:
+        top_k(s->n, l, w);
+        break;
+    case LR_STAGE_TOP_P:
+        top_p(s->a, l, w);
+        break;
+    case LR_STAGE_MIN_P:
+        min_p(s->a, l, w);
+        break;
+    case LR_STAGE_TYPICAL:
+        typical(s->a, l, w);
+        break;
+    case LR_STAGE_TOP_N_SIGMA:
+        top_n_sigma(s->a, l, w);
+        break;
+    case LR_STAGE_ALLOW:
+        allow(s, l, w);
+        break;
+    case LR_STAGE_BAN:
+        ban(s, l, w);
+        break;
+    case LR_STAGE_MIN_TOKENS:
+        if (ctx->n_generated < (size_t)s->n) ban(s, l, w);
+        break;
+    case LR_STAGE_CALLBACK: {
+        int rc = s->fn(s->user, l, ctx, err);
+        if (rc) return rc;
+        changed(l, w);
+        break;
+    }
+    }
+    return 0;
+}

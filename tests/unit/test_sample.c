@@ -1,0 +1,314 @@
+/* test_sample.c - sampler chains: limits, penalties, determinism, log-probabilities, errors. */
+#include <stdarg.h>
+#include <stddef.h>
+#include <setjmp.h>
+#include <stdint.h>
+#include <cmocka.h>
+#include <math.h>
+#include <string.h>
+#include "base/mem.h"
+#include "sample/sample.h"
+
+static const float P5[5] = {.5f, .25f, .125f, .0625f, .0625f};
+static lr_error err;
+
+static void log_row(float *x)
+{
+    for (int i = 0; i < 5; i++) x[i] = logf(P5[i]);
+}
+
+/* Bits of the ids that 10000 seeds draw from the row. */
+static unsigned draws(const lr_stage *st, size_t n, const float *row, int n_vocab, int *count)
+{
+    unsigned seen = 0;
+    if (count) memset(count, 0, 5 * sizeof *count);
+    for (uint64_t seed = 0; seed < 10000; seed++) {
+        lr_sampler *s;
+        float x[8];
+        memcpy(x, row, (size_t)n_vocab * sizeof *x);
+        assert_int_equal(lr_sampler_new(&s, st, n, seed, n_vocab, &err), 0);
+        lr_sample_ctx c = {.seed = seed, .position = seed * 7};
+        int32_t t = -1;
+        assert_int_equal(lr_sampler_draw(s, x, NULL, &c, -1, &t, NULL, NULL, &err), 0);
+        assert_in_range(t, 0, n_vocab - 1);
+        seen |= 1u << t;
+        if (count) count[t]++;
+        lr_sampler_free(s);
+    }
+    return seen;
+}
+
+static unsigned one(lr_stage st)
+{
+    float x[5];
+    log_row(x);
+    return draws(&st, 1, x, 5, NULL);
+}
+
+static void limits_of_the_usual_stages(void **state)
+{
+    (void)state;
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_TOP_K, .n = 0}), 31);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_TOP_K, .n = -1}), 31);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_TOP_K, .n = 2}), 3);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_TOP_K, .n = 7}), 31);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_TOP_P, .a = 0}), 1);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_TOP_P, .a = .45f}), 1);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_TOP_P, .a = .55f}), 3);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_TOP_P, .a = 1}), 31);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_MIN_P, .a = 0}), 31);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_MIN_P, .a = .2f}), 7);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_MIN_P, .a = .4f}), 3);
+    float t[] = {0, 1e-4f, 1e-8f, 1e-38f};
+    for (int i = 0; i < 4; i++) assert_int_equal(one((lr_stage){.kind = LR_STAGE_TEMPERATURE, .a = t[i]}), 1);
+}
+
+static void large_logits_and_ties(void **state)
+{
+    (void)state;
+    float x[5];
+    log_row(x);
+    for (int i = 0; i < 5; i++) x[i] += 60000;
+    lr_stage st = {.kind = LR_STAGE_TEMPERATURE, .a = 1e-4f};
+    assert_int_equal(draws(&st, 1, x, 5, NULL), 1);
+    float tie[5] = {1, 3, 3, 2, 3};
+    lr_stage greedy = {.kind = LR_STAGE_TEMPERATURE, .a = 0};
+    assert_int_equal(draws(&greedy, 1, tie, 5, NULL), 2); /* the lowest id of the three */
+}
+
+static void draws_follow_the_distribution(void **state)
+{
+    (void)state;
+    int count[5];
+    float x[5], chi = 0;
+    log_row(x);
+    draws(NULL, 0, x, 5, count);
+    for (int i = 0; i < 5; i++) {
+        float e = 10000 * P5[i];
+        chi += ((float)count[i] - e) * ((float)count[i] - e) / e;
+    }
+    assert_true(chi < 18.5f); /* 4 degrees of freedom, p = 0.001 */
+}
+
+static void penalties_count_what_they_should(void **state)
+{
+    (void)state;
+    int32_t prompt[] = {0, 0, 3}, gen[] = {1, 1, 4};
+    lr_stage st = {.kind = LR_STAGE_PENALTIES, .repetition = 1.5f, .presence = .4f, .frequency = .3f};
+    float want[2][5] = {{1.33333f, -.33333f, .5f, -1.5f, -.7f}, {1.33333f, 1, .5f, -1.5f, 0}};
+    for (int first = 0; first < 2; first++) {
+        float x[5] = {2, 1, .5f, -1, 0};
+        lr_sampler *s;
+        assert_int_equal(lr_sampler_new(&s, &st, 1, 1, 5, &err), 0);
+        lr_sample_ctx c = {prompt, 3, gen, first ? 0 : 3, 1, 6};
+        int32_t t;
+        assert_int_equal(lr_sampler_draw(s, x, NULL, &c, -1, &t, NULL, NULL, &err), 0);
+        for (int i = 0; i < 5; i++) assert_true(fabsf(x[i] - want[first][i]) < 1e-4f);
+        lr_sampler_free(s);
+    }
+}
+
+/* The same penalties behind a narrowing stage give the same distribution as before it. */
+static void penalties_on_candidates(void **state)
+{
+    (void)state;
+    int32_t prompt[] = {0, 0, 3}, gen[] = {1, 1, 4};
+    lr_stage pen = {.kind = LR_STAGE_PENALTIES, .repetition = 1.5f, .presence = .4f, .frequency = .3f};
+    lr_stage cut = {.kind = LR_STAGE_TOP_K, .n = 4};
+    lr_stage all[] = {cut, pen};
+    float x[5] = {2, 1, .5f, -1, 0}, p[5];
+    int32_t ids[5];
+    size_t n;
+    lr_sampler *s;
+    assert_int_equal(lr_sampler_new(&s, all, 2, 1, 5, &err), 0);
+    lr_sample_ctx c = {prompt, 3, gen, 3, 1, 6};
+    assert_int_equal(lr_sampler_probs(s, x, NULL, &c, ids, p, 5, &n, &err), 0);
+    assert_int_equal(n, 4);
+    int32_t order[] = {0, 2, 1, 4};
+    for (int i = 0; i < 4; i++) assert_int_equal(ids[i], order[i]);
+    assert_true(fabsf(p[0] / p[1] - expf(1.33333f - .5f)) < 1e-3f);
+    lr_sampler_free(s);
+}
+
+static void bias_ban_allow_and_minimum(void **state)
+{
+    (void)state;
+    int32_t ban[] = {0}, force[] = {4}, allow[] = {3, 2, 3};
+    float plus[] = {100};
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_BAN, .ids = ban, .n_ids = 1}), 30);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_LOGIT_BIAS, .ids = force, .values = plus, .n_ids = 1}), 16);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_ALLOW, .ids = allow, .n_ids = 3}), 12);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_MIN_TOKENS, .n = 1, .ids = ban, .n_ids = 1}), 30);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_MIN_TOKENS, .n = 0, .ids = ban, .n_ids = 1}), 31);
+}
+
+static void typical_and_sigma(void **state)
+{
+    (void)state;
+    /* entropy 1.3 nats; surprises .69 1.39 2.08 2.77 2.77: nearest is id 1, then id 0 */
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_TYPICAL, .a = .2f}), 2);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_TYPICAL, .a = .7f}), 3);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_TYPICAL, .a = 1}), 31);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_TOP_N_SIGMA, .a = .5f}), 1);
+    assert_int_equal(one((lr_stage){.kind = LR_STAGE_TOP_N_SIGMA, .a = 1.0f}), 3);
+}
+
+static void a_mask_holds(void **state)
+{
+    (void)state;
+    uint32_t bits = 1u << 3 | 1u << 4;
+    lr_stage st = {.kind = LR_STAGE_TEMPERATURE, .a = 0};
+    lr_sampler *s;
+    float x[5], lp;
+    lr_top top[2];
+    int32_t t;
+    log_row(x);
+    assert_int_equal(lr_sampler_new(&s, &st, 1, 1, 5, &err), 0);
+    lr_sample_ctx c = {.position = 1};
+    assert_int_equal(lr_sampler_draw(s, x, &bits, &c, 2, &t, &lp, top, &err), 0);
+    assert_int_equal(t, 3);
+    assert_true(fabsf(lp - logf(.0625f)) < 1e-5f); /* of the full softmax */
+    assert_int_equal(top[0].id, 0);
+    assert_true(fabsf(top[1].logprob - logf(.25f)) < 1e-5f);
+    bits = 0;
+    log_row(x);
+    assert_int_equal(lr_sampler_draw(s, x, &bits, &c, -1, &t, NULL, NULL, &err), LR_EINVAL);
+    lr_sampler_free(s);
+}
+
+/* Narrowing from a large dense row agrees with narrowing from the whole sorted row. */
+static void large_rows_narrow_exactly(void **state)
+{
+    (void)state;
+    enum { N = 50000 };
+    float *x = lr_malloc(N * sizeof *x), *p = lr_malloc(N * sizeof *p), *p2 = lr_malloc(N * sizeof *p2);
+    int32_t *ids = lr_malloc(N * sizeof *ids), *ids2 = lr_malloc(N * sizeof *ids2);
+    lr_stage direct[] = {{.kind = LR_STAGE_TOP_P, .a = .97f},
+                         {.kind = LR_STAGE_TOP_P, .a = .2f},
+                         {.kind = LR_STAGE_MIN_P, .a = .01f},
+                         {.kind = LR_STAGE_TOP_K, .n = 3000}};
+    for (int k = 0; k < 4; k++) {
+        size_t n, n2;
+        for (int pass = 0; pass < 2; pass++) {
+            for (int i = 0; i < N; i++)
+                x[i] = (float)(6 * lr_sample_uniform(3, (uint64_t)i, 0) * lr_sample_uniform(3, (uint64_t)i, 1));
+            lr_stage all[] = {{.kind = LR_STAGE_TOP_K, .n = N - 1}, direct[k]};
+            lr_sampler *s;
+            assert_int_equal(lr_sampler_new(&s, pass ? all : &direct[k], pass ? 2 : 1, 1, N, &err), 0);
+            lr_sample_ctx c = {.position = 1};
+            assert_int_equal(
+                lr_sampler_probs(s, x, NULL, &c, pass ? ids2 : ids, pass ? p2 : p, N, pass ? &n2 : &n, &err), 0);
+            lr_sampler_free(s);
+        }
+        assert_true(n > 1 && n < N);
+        assert_true(n2 >= n - 1 && n2 <= n + 1); /* the dropped last token shifts the sum a hair */
+        for (size_t i = 0; i + 1 < n; i++) {
+            assert_int_equal(ids[i], ids2[i]);
+            assert_true(p[i] >= p[i + 1]);
+        }
+    }
+    lr_free(x);
+    lr_free(p);
+    lr_free(p2);
+    lr_free(ids);
+    lr_free(ids2);
+}
+
+static int add_one(void *user, lr_logits *l, const lr_sample_ctx *c, lr_error *e)
+{
+    (void)c;
+    if (*(int *)user < 0) return lr_fail(e, LR_ESCRIPT, "callback says no");
+    if (l->n_cand < 0)
+        l->x[4] += 10;
+    else
+        l->cand[l->n_cand - 1] += 10;
+    return 0;
+}
+
+static void callbacks_change_the_row(void **state)
+{
+    (void)state;
+    int on = 1;
+    lr_stage st[] = {{.kind = LR_STAGE_TOP_K, .n = 3},
+                     {.kind = LR_STAGE_CALLBACK, .fn = add_one, .user = &on},
+                     {.kind = LR_STAGE_TEMPERATURE, .a = 0}};
+    float x[5];
+    log_row(x);
+    assert_int_equal(draws(st, 3, x, 5, NULL), 4);
+    assert_int_equal(draws(st + 1, 2, x, 5, NULL), 16);
+    on = -1;
+    lr_sampler *s;
+    int32_t t;
+    lr_sample_ctx c = {.position = 1};
+    assert_int_equal(lr_sampler_new(&s, st, 3, 1, 5, &err), 0);
+    assert_int_equal(lr_sampler_draw(s, x, NULL, &c, -1, &t, NULL, NULL, &err), LR_ESCRIPT);
+    lr_sampler_free(s);
+}
+
+static void bad_input_is_refused(void **state)
+{
+    (void)state;
+    int32_t bad[] = {5}, neg[] = {-1};
+    float nanv[] = {NAN};
+    lr_stage st[] = {{.kind = LR_STAGE_BAN, .ids = bad, .n_ids = 1},
+                     {.kind = LR_STAGE_ALLOW, .ids = neg, .n_ids = 1},
+                     {.kind = LR_STAGE_LOGIT_BIAS, .ids = neg + 0, .values = nanv, .n_ids = 1},
+                     {.kind = LR_STAGE_TEMPERATURE, .a = -1},
+                     {.kind = LR_STAGE_TEMPERATURE, .a = NAN},
+                     {.kind = LR_STAGE_TOP_K, .n = -2},
+                     {.kind = LR_STAGE_TOP_P, .a = -.1f},
+                     {.kind = LR_STAGE_PENALTIES, .repetition = 0},
+                     {.kind = LR_STAGE_CALLBACK}};
+    lr_sampler *s = NULL;
+    for (size_t i = 0; i < sizeof st / sizeof *st; i++)
+        assert_int_equal(lr_sampler_new(&s, &st[i], 1, 1, 5, &err), LR_EINVAL);
+    float x[5] = {NAN, NAN, NAN, NAN, NAN}, inf[5] = {-INFINITY, -INFINITY, -INFINITY, -INFINITY, -INFINITY};
+    int32_t t;
+    lr_sample_ctx c = {.position = 1};
+    assert_int_equal(lr_sampler_new(&s, NULL, 0, 1, 5, &err), 0);
+    assert_int_equal(lr_sampler_draw(s, x, NULL, &c, -1, &t, NULL, NULL, &err), LR_EINVAL);
+    assert_int_equal(lr_sampler_draw(s, inf, NULL, &c, -1, &t, NULL, NULL, &err), LR_EINVAL);
+    lr_sampler_free(s);
+}
+
+static void a_draw_allocates_nothing_and_copies_agree(void **state)
+{
+    (void)state;
+    lr_stage st[] = {{.kind = LR_STAGE_TEMPERATURE, .a = .8f}, {.kind = LR_STAGE_TOP_P, .a = .9f}};
+    lr_sampler *s, *t;
+    assert_int_equal(lr_sampler_new(&s, st, 2, 42, 5, &err), 0);
+    assert_int_equal(lr_sampler_copy(&t, s, &err), 0);
+    uint64_t before = lr_mem_allocs();
+    for (uint64_t i = 0; i < 200; i++) {
+        float x[5], y[5];
+        int32_t a, b;
+        log_row(x);
+        log_row(y);
+        lr_sample_ctx c = {.seed = 42, .position = i};
+        assert_int_equal(lr_sampler_draw(s, x, NULL, &c, -1, &a, NULL, NULL, &err), 0);
+        assert_int_equal(lr_sampler_draw(t, y, NULL, &c, -1, &b, NULL, NULL, &err), 0);
+        assert_int_equal(a, b);
+    }
+    assert_int_equal(lr_mem_allocs(), before);
+    lr_sampler_free(s);
+    lr_sampler_free(t);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(limits_of_the_usual_stages),
+        cmocka_unit_test(large_logits_and_ties),
+        cmocka_unit_test(draws_follow_the_distribution),
+        cmocka_unit_test(penalties_count_what_they_should),
+        cmocka_unit_test(penalties_on_candidates),
+        cmocka_unit_test(bias_ban_allow_and_minimum),
+        cmocka_unit_test(typical_and_sigma),
+        cmocka_unit_test(a_mask_holds),
+        cmocka_unit_test(large_rows_narrow_exactly),
+        cmocka_unit_test(callbacks_change_the_row),
+        cmocka_unit_test(bad_input_is_refused),
+        cmocka_unit_test(a_draw_allocates_nothing_and_copies_agree),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
