@@ -1,0 +1,76 @@
+/* tokenize.c - text to ids: takes names of tokens out of the text, hands what lies between them to the model's own
+ * algorithm (bpe.c, spm.c), and puts BOS and EOS where the file wants them.
+ */
+#include "text/text_int.h"
+
+int lr_ids_add(lr_ids *o, int32_t id, lr_error *err)
+{
+    if (o->n == o->cap) {
+        size_t cap = o->cap ? o->cap + o->cap / 2 : 64;
+        int32_t *p = lr_reallocarray(o->id, cap, sizeof *p);
+        if (!p) return lr_fail(err, LR_ENOMEM, "no memory for %zu token ids", cap);
+        o->id = p;
+        o->cap = cap;
+    }
+    o->id[o->n++] = id;
+    return 0;
+}
+
+/* Text without names; *fresh: it follows the start or a control token, so SentencePiece may want a space before it. */
+static int segment(lr_tok *t, const uint8_t *s, size_t n, bool *fresh)
+{
+    const lr_vocab *v = t->v;
+    bool prefix = *fresh && v->add_space_prefix;
+    *fresh = false;
+    return v->kind == LR_VOCAB_BPE ? lr_bpe_segment(t, s, n) : lr_spm_segment(t, s, n, prefix);
+}
+
+static int tokenize(lr_tok *t, const uint8_t *s, size_t n, unsigned flags)
+{
+    const lr_vocab *v = t->v;
+    const lr_names *names = flags & LR_TOK_SPECIAL ? &v->special : &v->plain;
+    bool fresh = true;
+    size_t from = 0, i = 0;
+    while (i < n) {
+        int32_t id = names->first[s[i]] < names->first[s[i] + 1] ? lr_names_match(v, names, s, i, n) : -1;
+        if (id < 0) {
+            i++;
+            continue;
+        }
+        bool control = v->flag[id] & LR_TF_CONTROL;
+        if (i > from && segment(t, s + from, i - from, &fresh)) return t->err->code;
+        if (!control && fresh && segment(t, s, 0, &fresh)) return t->err->code;
+        if (lr_ids_add(&t->out, id, t->err)) return t->err->code;
+        if (control) fresh = true;
+        i += lr_vocab_piece_str(v, (uint32_t)id).n;
+        from = i;
+    }
+    return from < n ? segment(t, s + from, n - from, &fresh) : 0;
+}
+
+int lr_tokenize(const lr_vocab *v, const char *text, size_t n, unsigned flags, int32_t **ids, size_t *n_ids,
+                lr_error *err)
+{
+    lr_tok t = {.v = v, .err = err};
+    bool bos = flags & LR_TOK_BOS && v->add_bos && v->bos >= 0, eos = flags & LR_TOK_BOS && v->add_eos && v->eos >= 0;
+    int rc = 0;
+    if (n > LR_TEXT_MAX) return lr_fail(err, LR_ELIMIT, "text of %zu bytes; at most %zu", n, LR_TEXT_MAX);
+    t.out.cap = n / 3 + 16;
+    t.out.id = lr_reallocarray(NULL, t.out.cap, sizeof *t.out.id);
+    if (!t.out.id) return lr_fail(err, LR_ENOMEM, "no memory to tokenize %zu bytes", n);
+    if (bos) rc = lr_ids_add(&t.out, v->bos, err);
+    if (rc == 0 && n) rc = tokenize(&t, (const uint8_t *)text, n, flags);
+    if (rc == 0 && bos && t.out.n > 1 && t.out.id[1] == v->bos) /* the text brought its own */
+        memmove(t.out.id, t.out.id + 1, --t.out.n * sizeof *t.out.id);
+    if (rc == 0 && eos && (t.out.n == 0 || t.out.id[t.out.n - 1] != v->eos)) rc = lr_ids_add(&t.out, v->eos, err);
+    lr_free(t.sym);
+    lr_free(t.heap);
+    lr_free(t.word);
+    if (rc) {
+        lr_free(t.out.id);
+        return rc;
+    }
+    *ids = t.out.id;
+    *n_ids = t.out.n;
+    return 0;
+}
