@@ -48,8 +48,8 @@ static inline void lr_model_free(lr_model *m)
 
 /* A model whose logits a callback gives. Its KV holds the token ids themselves, so the callback sees exactly what the
  * block tables say: a wrong page, copy or eviction shows at once in its output. next: tokens (n) of one sequence up to
- * and including the row -> logits (n_vocab), preset to 0; returns 0 or fails that row's request: *row_error is set to 1
- * and the logits are filled with NaN. cost_ns: time that each batch row is to take at least (simulating work), 0. */
+ * and including the row -> logits (n_vocab), preset to 0; returns 0, or anything else to fail that row's request: the
+ * row's logits are then filled with NaN. A slot that was never written fails the whole batch. */
 typedef int (*lr_scripted_next)(void *user, const int32_t *tokens, int n, float *logits);
 typedef struct lr_scripted_config {
     int n_vocab, n_ctx;
@@ -57,6 +57,7 @@ typedef struct lr_scripted_config {
     void *user;
     lr_vocab *vocab; /* a reference is taken */
     int window;      /* > 0: a second KV group with this window exists (its blocks hold the ids too) */
+    int64_t cost_ns; /* time that each batch row is to take at least */
 } lr_scripted_config;
 int lr_scripted_new(lr_model **out, const lr_scripted_config *cfg, lr_error *err);
 
