@@ -1,0 +1,227 @@
+/* test_vocab_kernels.c - argmax, max, logsumexp, top-k, compaction and masks of every instruction set of this machine:
+ * against plain sorting and float64 sums, with ties, NaN and infinities, at odd lengths and at a vocabulary of 262144.
+ */
+#include "cpu/vocab_int.h"
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <cmocka.h>
+
+static lr_cpu_kernels tables[3];
+static int n_tables;
+static uint32_t seed = 3;
+
+static uint32_t bits(void)
+{
+    seed = seed * 1664525u + 1013904223u;
+    return seed >> 8;
+}
+
+enum { N = 262144 };
+static float x[N + 1];
+static int32_t ids[N + 1], sorted[N];
+static const int lengths[] = {1, 2, 5, 8, 15, 16, 17, 33, 100, 1000, 4095, 4100, 49152, N};
+
+enum { SPREAD, TIES, EQUAL, ASCENDING, DESCENDING, MASKED, WILD, N_KINDS };
+
+/* Rows as samplers meet them, and as they should not. */
+static void fill(int n, int kind)
+{
+    for (int i = 0; i < n; i++) {
+        float u = (float)bits() / 16777216.0f;
+        switch (kind) {
+        case SPREAD:
+            x[i] = u * 40 - 30;
+            break;
+        case TIES:
+            x[i] = (float)(bits() % 7) - 3;
+            break;
+        case EQUAL:
+            x[i] = 2.5f;
+            break;
+        case ASCENDING:
+            x[i] = (float)i;
+            break;
+        case DESCENDING:
+            x[i] = (float)-i;
+            break;
+        case MASKED:
+            x[i] = bits() % 1000 ? -INFINITY : u;
+            break;
+        default:
+            x[i] = bits() % 5 == 0 ? NAN : bits() % 9 == 0 ? -INFINITY : bits() % 4 ? u : bits() % 2 ? 0.0f : -0.0f;
+        }
+    }
+    x[n] = 1e30f; /* a read past the end shows */
+}
+
+static int before(const void *a, const void *b)
+{
+    int32_t i = *(const int32_t *)a, j = *(const int32_t *)b;
+    float u = x[i] == x[i] ? x[i] : -INFINITY, v = x[j] == x[j] ? x[j] : -INFINITY;
+    return u > v ? -1 : u < v ? 1 : (i > j) - (i < j);
+}
+
+static void sort_row(int n)
+{
+    for (int i = 0; i < n; i++) sorted[i] = i;
+    qsort(sorted, (size_t)n, sizeof *sorted, before);
+}
+
+static void test_max(void **state)
+{
+    for (int li = 0; li < 14; li++) {
+        for (int kind = 0; kind < N_KINDS; kind++) {
+            int n = lengths[li], best = -1;
+            fill(n, kind);
+            for (int i = 0; i < n; i++) {
+                if (x[i] == x[i] && (best < 0 || x[i] > x[best])) best = i;
+            }
+            for (int t = 0; t < n_tables; t++) {
+                assert_int_equal(tables[t].argmax(x, n), best);
+                assert_true(tables[t].max(x, n) == (best < 0 ? -INFINITY : x[best]));
+            }
+        }
+    }
+    for (int t = 0; t < n_tables; t++) {
+        for (int i = 0; i < 40; i++) x[i] = NAN;
+        assert_int_equal(tables[t].argmax(x, 40), -1);
+        assert_true(tables[t].max(x, 40) == -INFINITY);
+        assert_true(tables[t].logsumexp(x, 40) == -INFINITY);
+        x[37] = -INFINITY;
+        assert_int_equal(tables[t].argmax(x, 40), 37);
+    }
+}
+
+static void test_logsumexp(void **state)
+{
+    for (int li = 0; li < 14; li++) {
+        for (int kind = 0; kind < N_KINDS; kind++) {
+            int n = lengths[li];
+            fill(n, kind);
+            double top = -INFINITY, sum = 0;
+            for (int i = 0; i < n; i++) top = x[i] > top ? x[i] : top;
+            for (int i = 0; i < n; i++) sum += x[i] == x[i] && top > -INFINITY ? exp(x[i] - top) : 0;
+            double want = top + log(sum);
+            for (int t = 0; t < n_tables; t++) {
+                float got = tables[t].logsumexp(x, n);
+                if (top == -INFINITY)
+                    assert_true(got == -INFINITY);
+                else if (!(fabs(got - want) <= 2e-7 * fabs(want) + 2e-7)) {
+                    fail_msg("%s: logsumexp n %d kind %d: %.9g, expected %.9g", tables[t].name, n, kind, (double)got,
+                             want);
+                }
+            }
+        }
+    }
+    for (int t = 0; t < n_tables; t++) {
+        float one[3] = {-INFINITY, 88.5f, -INFINITY}, big[2] = {3e38f, 3e38f};
+        assert_true(tables[t].logsumexp(one, 3) == 88.5f);
+        assert_true(tables[t].logsumexp(big, 2) == 3e38f);
+        big[1] = INFINITY;
+        assert_true(tables[t].logsumexp(big, 2) == INFINITY);
+    }
+}
+
+static void test_topk(void **state)
+{
+    static const int ks[] = {1, 2, 17, 40, 64, 500, 1024};
+    float vals[LR_TOPK_MAX + 1];
+    for (int li = 0; li < 14; li++) {
+        for (int kind = 0; kind < N_KINDS; kind++) {
+            int n = lengths[li];
+            if (n == N && kind != SPREAD && kind != TIES && kind != MASKED) continue; /* qsort takes its time */
+            fill(n, kind);
+            sort_row(n);
+            for (int t = 0; t < n_tables; t++) {
+                for (int ki = 0; ki < 7; ki++) {
+                    int k = ks[ki] < n ? ks[ki] : n;
+                    ids[k] = -7;
+                    vals[k] = -7;
+                    assert_int_equal(tables[t].topk(x, n, ks[ki], ids, vals), k);
+                    for (int i = 0; i < k; i++) {
+                        if (ids[i] != sorted[i]) {
+                            fail_msg("%s: topk n %d kind %d k %d at %d: %d, expected %d", tables[t].name, n, kind, k, i,
+                                     ids[i], sorted[i]);
+                        }
+                        float v = x[ids[i]] == x[ids[i]] ? x[ids[i]] : -INFINITY;
+                        assert_memory_equal(&vals[i], &v, 4);
+                    }
+                    assert_true(ids[k] == -7 && vals[k] == -7);
+                }
+            }
+        }
+    }
+    for (int t = 0; t < n_tables; t++) assert_int_equal(tables[t].topk(x, 10, 0, ids, vals), 0);
+}
+
+static void test_above(void **state)
+{
+    static const float thresholds[] = {-INFINITY, -3, 0, 0.5f, 2.5f, 9, INFINITY};
+    for (int li = 0; li < 14; li++) {
+        for (int kind = 0; kind < N_KINDS; kind++) {
+            int n = lengths[li];
+            fill(n, kind);
+            for (int h = 0; h < 7; h++) {
+                int c = 0;
+                for (int i = 0; i < n; i++) {
+                    if (x[i] >= thresholds[h]) sorted[c++] = i;
+                }
+                for (int t = 0; t < n_tables; t++) {
+                    assert_int_equal(tables[t].count_above(x, n, thresholds[h]), c);
+                    for (int cap = 0; cap <= n; cap += 1 + cap * 3) {
+                        int m = c < cap ? c : cap;
+                        ids[cap] = -7;
+                        assert_int_equal(tables[t].compact_above(x, n, thresholds[h], ids, cap), c);
+                        assert_memory_equal(ids, sorted, sizeof *ids * (size_t)m);
+                        assert_int_equal(ids[cap], -7);
+                    }
+                }
+            }
+        }
+    }
+}
+
+static void test_mask(void **state)
+{
+    static uint32_t m[N / 32 + 1];
+    static float y[N + 1];
+    for (int li = 0; li < 14; li++) {
+        int n = lengths[li];
+        fill(n, WILD);
+        for (int i = 0; i < n / 32 + 1; i++) m[i] = bits() ^ bits() << 16;
+        for (int t = 0; t < n_tables; t++) {
+            memcpy(y, x, sizeof x);
+            tables[t].mask(y, m, n);
+            for (int i = 0; i < n; i++) {
+                if (m[i / 32] >> (i % 32) & 1)
+                    assert_memory_equal(&y[i], &x[i], 4);
+                else
+                    assert_true(y[i] == -INFINITY);
+            }
+            assert_true(y[n] == 1e30f);
+        }
+    }
+}
+
+int main(void)
+{
+    static lr_cpu_kernels all[3] = {{.name = "scalar"}, {.name = "avx2"}, {.name = "avx512"}};
+    bool has[3] = {true, false, false};
+    lr_vocab_fill_scalar(&all[0]);
+#ifdef __x86_64__
+    lr_vocab_fill_avx2(&all[1]);
+    lr_vocab_fill_avx512(&all[2]);
+    has[1] = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    has[2] = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+#endif
+    for (int i = 0; i < 3; i++) {
+        if (has[i]) tables[n_tables++] = all[i];
+    }
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_max),   cmocka_unit_test(test_logsumexp), cmocka_unit_test(test_topk),
+        cmocka_unit_test(test_above), cmocka_unit_test(test_mask),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
