@@ -99,12 +99,6 @@ typedef struct lr_sym {
     int32_t id; /* -1: no token (SentencePiece) */
 } lr_sym;
 
-typedef struct lr_cand {
-    uint32_t rank, sym; /* merge of sym and its next one; lower rank first, then the leftmost */
-    uint32_t mid, end;  /* their places: a candidate whose symbols have changed since is stale */
-    int32_t id;
-} lr_cand;
-
 /* One lr_tokenize at work: the output and the merge engine's memory, kept from word to word. */
 typedef struct lr_tok {
     const lr_vocab *v;
@@ -112,7 +106,7 @@ typedef struct lr_tok {
     lr_ids out;
     lr_sym *sym;
     size_t n_sym, cap_sym;
-    lr_cand *heap;
+    uint64_t *heap; /* rank << 32 | symbol, see merge.c */
     size_t n_heap, cap_heap;
     const uint8_t *text; /* BPE: the segment that is being split */
     char *word;          /* SentencePiece: a word in the spelling of raw text */

@@ -11,10 +11,11 @@
 #include <string.h>
 #include <time.h>
 
+/* Processor time of this thread: the tests share their machine with others. */
 static inline double now_s(void)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
