@@ -5,6 +5,7 @@
  */
 #include "text/unicode.h"
 #include "base/mem.h"
+#include "text/unicode_newer.h"
 #include <string.h>
 #include <utf8proc.h>
 
@@ -70,8 +71,7 @@ bool lr_utf8_is_start(const uint8_t *s, size_t k)
              (a == 0xF4 && s[1] > 0x8F));
 }
 
-/* Bits of utf8proc's general categories, in the order of utf8proc_category_t (Cn Lu Ll Lt Lm Lo Mn Mc Me Nd Nl No Pc
- * Pd Ps Pe Pi Pf Po Sm Sc Sk So Zs Zl Zp Cc Cf Cs Co). */
+/* Bits of utf8proc's general categories. */
 static const uint16_t class_of[] = {
     [UTF8PROC_CATEGORY_LU] = LR_UC_LU, [UTF8PROC_CATEGORY_LL] = LR_UC_LL, [UTF8PROC_CATEGORY_LT] = LR_UC_LT,
     [UTF8PROC_CATEGORY_LM] = LR_UC_LM, [UTF8PROC_CATEGORY_LO] = LR_UC_LO, [UTF8PROC_CATEGORY_MN] = LR_UC_M,
@@ -97,9 +97,17 @@ unsigned lr_uc_class_of(int32_t cp)
 {
     if (cp < 0) return 0;
     if ((cp >= 9 && cp <= 13) || cp == 0x85) return LR_UC_WS;
-    unsigned c = class_of[utf8proc_get_property(cp)->category];
-    if (c == 0 && ((cp >= 0x31350 && cp <= 0x323AF) || (cp >= 0x2EBF0 && cp <= 0x2EE5D))) return LR_UC_LO;
-    return c;
+    int category = utf8proc_get_property(cp)->category;
+    if (category != UTF8PROC_CATEGORY_CN) return class_of[category];
+    size_t lo = 0, hi = sizeof newer / sizeof *newer;
+    while (lo < hi) {
+        size_t mid = (lo + hi) / 2;
+        if (newer[mid].last < cp)
+            lo = mid + 1;
+        else
+            hi = mid;
+    }
+    return lo < sizeof newer / sizeof *newer && newer[lo].first <= cp ? newer[lo].class : 0;
 }
 
 bool lr_uc_is_han(int32_t cp)

@@ -2,7 +2,7 @@
  *
  * Text is any bytes. A byte that is no part of valid UTF-8 (overlong forms, surrogates and values over U+10FFFF are
  * not valid) counts as a character of its own, of no class, and passes through normalisation untouched.
- * Classes follow the Unicode data of utf8proc, plus the two blocks of ideographs that are newer than it.
+ * Classes follow the Unicode data of utf8proc, brought up to Unicode 16 where that is older.
  */
 #ifndef LR_TEXT_UNICODE_H
 #define LR_TEXT_UNICODE_H
