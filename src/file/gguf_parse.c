@@ -323,9 +323,9 @@ static int tensor_size(reader *r, lr_gguf_tensor *t)
                 lr_mul(t->ne[0] / block, (size_t)lr_dtype_bytes(t->type), &t->size) && lr_mul(t->size, rows, &t->size);
     if (!fits || t->size > r->p->map.size)
         return lr_fail(r->err, LR_EFORMAT,
-                       "tensor %s: %llu x %llu x %llu x %llu values of %s are more than the file holds", r->show,
-                       (unsigned long long)t->ne[0], (unsigned long long)t->ne[1], (unsigned long long)t->ne[2],
-                       (unsigned long long)t->ne[3], lr_dtype_name(t->type));
+                       "tensor %s: %llu x %llu x %llu x %llu values of %s are more than the file holds (cut off?)",
+                       r->show, (unsigned long long)t->ne[0], (unsigned long long)t->ne[1],
+                       (unsigned long long)t->ne[2], (unsigned long long)t->ne[3], lr_dtype_name(t->type));
     return 0;
 }
 

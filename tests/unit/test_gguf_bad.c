@@ -153,6 +153,21 @@ static void test_counts(void **state)
     }
 }
 
+/* The least that a key and a tensor take, to the byte. */
+static void test_least_sizes(void **state)
+{
+    put_header(&b, 3, 0, 2);
+    put_zeros(&b, 27);
+    REFUSED(LR_EFORMAT, "2 keys do not fit");
+    put_zeros(&b, 1);
+    REFUSED(LR_EFORMAT, "empty key");
+    put_header(&b, 3, 2, 0);
+    put_zeros(&b, 49);
+    REFUSED(LR_EFORMAT, "2 tensors do not fit");
+    put_zeros(&b, 1);
+    REFUSED(LR_EFORMAT, "empty tensor name");
+}
+
 static void test_keys(void **state)
 {
     static char name[66561];
@@ -313,6 +328,12 @@ static void test_tensor_offsets(void **state)
     REFUSED(LR_EFORMAT, "overlaps");
     two_tensors("a", "c", 32, 0);
     REFUSED(LR_EFORMAT, "tensor c: its data overlaps that of a");
+    put_header(&b, 3, 2, 0); /* by one byte */
+    put_tensor(&b, "a", LR_I8, 1, (uint64_t[]){33}, 0);
+    put_tensor(&b, "c", LR_I8, 1, (uint64_t[]){1}, 32);
+    pad_to(&b, 32);
+    put_zeros(&b, 64);
+    REFUSED(LR_EFORMAT, "tensor a: its data overlaps that of c");
     two_tensors("a", "a", 0, 32);
     REFUSED(LR_EFORMAT, "tensor a appears twice");
     two_tensors("a", "c", 0, 33);
@@ -428,6 +449,7 @@ int main(void)
         cmocka_unit_test(test_header),
         cmocka_unit_test(test_alignment),
         cmocka_unit_test(test_counts),
+        cmocka_unit_test(test_least_sizes),
         cmocka_unit_test(test_keys),
         cmocka_unit_test(test_nesting),
         cmocka_unit_test(test_tensor_shapes),
