@@ -12,10 +12,7 @@
 
 static void part_deinit(lr_gguf_part *p)
 {
-    for (lr_gguf_chunk *c = p->chunks, *next; c; c = next) {
-        next = c->next;
-        lr_free(c);
-    }
+    lr_keep_deinit(&p->keep);
     lr_free(p->kv);
     lr_free(p->kv_index);
     lr_free(p->tensors);
@@ -55,7 +52,7 @@ static int part_open(lr_gguf_part *p, const char *path, bool copy, lr_error *err
 
 static const lr_gguf_kv *part_find(const lr_gguf_part *p, const char *key)
 {
-    ptrdiff_t i = lr_gguf__lookup(p->kv_index, p->n_kv, key);
+    ptrdiff_t i = lr_names_find(p->kv_index, p->n_kv, key);
     return i < 0 ? NULL : &p->kv[i];
 }
 
@@ -155,7 +152,7 @@ static int join_tensors(lr_gguf *g, lr_error *err)
             return prefix_path(g->parts[0].path, err);
         }
     }
-    int rc = lr_gguf__index(&g->tensor_index, g->n_tensors ? &g->tensors[0].name : NULL, g->n_tensors,
+    int rc = lr_names_index(&g->tensor_index, g->n_tensors ? &g->tensors[0].name : NULL, g->n_tensors,
                             sizeof *g->tensors, "tensor", err);
     return rc == 0 ? 0 : prefix_path(g->parts[0].path, err);
 }
@@ -342,7 +339,7 @@ const lr_gguf_tensor *lr_gguf_tensor_at(const lr_gguf *g, size_t i) { return &g-
 
 const lr_gguf_tensor *lr_gguf_find_tensor(const lr_gguf *g, const char *name)
 {
-    ptrdiff_t i = lr_gguf__lookup(g->tensor_index, g->n_tensors, name);
+    ptrdiff_t i = lr_names_find(g->tensor_index, g->n_tensors, name);
     return i < 0 ? NULL : &g->tensors[i];
 }
 

@@ -6,6 +6,7 @@
 #define LR_FILE_GGUF_INT_H
 #include "file/gguf.h"
 #include "file/mapfile.h"
+#include "file/names.h"
 
 #define LR_GGUF_MAGIC         0x46554747u /* "GGUF" */
 #define LR_GGUF_ALIGNMENT     32          /* where general.alignment is absent */
@@ -15,28 +16,14 @@
 #define LR_GGUF_DEPTH_MAX     4                   /* arrays in arrays */
 #define LR_GGUF_SHARDS_MAX    512
 
-/* Memory that lives as long as its owner: a list of chunks, 16-byte aligned pieces. */
-typedef struct lr_gguf_chunk {
-    struct lr_gguf_chunk *next;
-    size_t used, cap;
-    _Alignas(16) char data[];
-} lr_gguf_chunk;
-
-/* Names sorted by (hash, name). */
-typedef struct lr_gguf_slot {
-    uint64_t hash;
-    const char *name;
-    size_t i; /* of the item that is so named */
-} lr_gguf_slot;
-
 typedef struct lr_gguf_part {
     char *path;
     lr_mapfile map;
     int version;
-    lr_gguf_chunk *chunks; /* keys, names and array elements */
+    lr_keep keep; /* keys, names and array elements */
     lr_gguf_kv *kv;
     size_t n_kv, cap_kv;
-    lr_gguf_slot *kv_index;
+    lr_name_slot *kv_index;
     lr_gguf_tensor *tensors;
     size_t n_tensors, cap_tensors;
     uint32_t alignment;
@@ -48,15 +35,10 @@ struct lr_gguf {
     lr_gguf_part *parts;
     size_t n_tensors;
     lr_gguf_tensor *tensors; /* of all parts */
-    lr_gguf_slot *tensor_index;
+    lr_name_slot *tensor_index;
 };
 
 /* Parses and checks p->map, filling everything but path and map. On failure the caller still frees p. */
 int lr_gguf__parse(lr_gguf_part *p, lr_error *err);
-/* Sorted index over n names, each at names + i * stride. LR_EFORMAT naming a duplicate ("what NAME appears twice"). */
-int lr_gguf__index(lr_gguf_slot **out, const char *const *names, size_t n, size_t stride, const char *what,
-                   lr_error *err);
-/* Index of the item of that name, or -1. */
-ptrdiff_t lr_gguf__lookup(const lr_gguf_slot *index, size_t n, const char *name);
 
 #endif

@@ -45,26 +45,6 @@ static size_t least_bytes(uint32_t type)
     return type < sizeof kv_bytes ? kv_bytes[type] : 0;
 }
 
-/* n bytes, 16-byte aligned, freed with the part; NULL without memory. */
-static void *keep(lr_gguf_part *p, size_t n)
-{
-    size_t need;
-    if (!lr_add(n, 15, &need)) return NULL;
-    need &= ~(size_t)15;
-    lr_gguf_chunk *c = p->chunks;
-    if (!c || c->cap - c->used < need) {
-        size_t cap = need > 65536 ? need : 65536, total;
-        if (!lr_add(cap, sizeof *c, &total) || !(c = lr_malloc(total))) return NULL;
-        c->used = 0;
-        c->cap = cap;
-        c->next = p->chunks;
-        p->chunks = c;
-    }
-    void *out = c->data + c->used;
-    c->used += need;
-    return out;
-}
-
 static int no_memory(reader *r) { return lr_fail(r->err, LR_ENOMEM, "no memory for %s", r->where); }
 
 static int ends_early(reader *r)
@@ -124,7 +104,7 @@ static int take_name(reader *r, const char *what, const char **out)
     lr_printable(r->show, sizeof r->show, s.s, s.n);
     if (s.n == 0) return lr_fail(r->err, LR_EFORMAT, "empty %s at byte %zu", what, r->at);
     if (s.n > LR_GGUF_NAME_MAX) return lr_fail(r->err, LR_EFORMAT, "%s of %zu bytes: %s", what, s.n, r->show);
-    char *z = keep(r->p, s.n + 1);
+    char *z = lr_keep_get(&r->p->keep, s.n + 1);
     if (!z) return no_memory(r);
     memcpy(z, s.s, s.n);
     z[s.n] = 0;
@@ -159,7 +139,7 @@ static int take_numbers(reader *r, lr_gguf_array *a)
     const uint8_t *src = NULL;
     int rc = take(r, bytes, &src);
     if (rc != 0) return rc;
-    void *dst = keep(r->p, bytes);
+    void *dst = lr_keep_get(&r->p->keep, bytes);
     if (!dst) return no_memory(r);
     if (bytes) memcpy(dst, src, bytes);
     a->data = dst;
@@ -186,7 +166,7 @@ static int take_array(reader *r, lr_gguf_array *a, int depth)
     }
     *a = (lr_gguf_array){.type = (int)type, .count = (size_t)count};
     if (type == LR_KV_STR) {
-        lr_str *s = lr_mul(a->count, sizeof *s, &bytes) ? keep(r->p, bytes) : NULL;
+        lr_str *s = lr_mul(a->count, sizeof *s, &bytes) ? lr_keep_get(&r->p->keep, bytes) : NULL;
         if (!s) return no_memory(r);
         for (size_t i = 0; i < a->count && rc == 0; i++) rc = take_str(r, &s[i]);
         a->data = s;
@@ -195,7 +175,7 @@ static int take_array(reader *r, lr_gguf_array *a, int depth)
     if (type == LR_KV_ARRAY) {
         if (depth == LR_GGUF_DEPTH_MAX)
             return lr_fail(r->err, LR_ELIMIT, "key %s: arrays nested deeper than %d", r->show, LR_GGUF_DEPTH_MAX);
-        lr_gguf_array *sub = lr_mul(a->count, sizeof *sub, &bytes) ? keep(r->p, bytes) : NULL;
+        lr_gguf_array *sub = lr_mul(a->count, sizeof *sub, &bytes) ? lr_keep_get(&r->p->keep, bytes) : NULL;
         if (!sub) return no_memory(r);
         for (size_t i = 0; i < a->count && rc == 0; i++) rc = take_array(r, &sub[i], depth + 1);
         a->data = sub;
@@ -280,11 +260,11 @@ static int parse_metadata(reader *r, uint64_t count)
         if (rc != 0) return rc;
         p->n_kv++;
     }
-    int rc = lr_gguf__index(&p->kv_index, count ? &p->kv[0].key : NULL, p->n_kv, sizeof *p->kv, "key", r->err);
+    int rc = lr_names_index(&p->kv_index, count ? &p->kv[0].key : NULL, p->n_kv, sizeof *p->kv, "key", r->err);
     if (rc != 0) return rc;
 
     p->alignment = LR_GGUF_ALIGNMENT;
-    ptrdiff_t at = lr_gguf__lookup(p->kv_index, p->n_kv, "general.alignment");
+    ptrdiff_t at = lr_names_find(p->kv_index, p->n_kv, "general.alignment");
     if (at < 0) return 0;
     const lr_gguf_kv *kv = &p->kv[at];
     if (kv->type != LR_KV_U32)
@@ -433,47 +413,4 @@ int lr_gguf__parse(lr_gguf_part *p, lr_error *err)
         return lr_fail(err, LR_EFORMAT, "%llu tensors do not fit into the file", (unsigned long long)n_tensors);
     rc = parse_metadata(&r, n_kv);
     return rc == 0 ? parse_tensors(&r, n_tensors) : rc;
-}
-
-/* ---- index ---- */
-
-static uint64_t hash_of(const char *s)
-{
-    uint64_t h = 14695981039346656037u; /* FNV-1a */
-    for (; *s; s++) h = (h ^ (uint8_t)*s) * 1099511628211u;
-    return h;
-}
-
-static int compare_slots(const void *pa, const void *pb)
-{
-    const lr_gguf_slot *a = pa, *b = pb;
-    return a->hash != b->hash ? (a->hash < b->hash ? -1 : 1) : strcmp(a->name, b->name);
-}
-
-int lr_gguf__index(lr_gguf_slot **out, const char *const *names, size_t n, size_t stride, const char *what,
-                   lr_error *err)
-{
-    lr_gguf_slot *s = lr_reallocarray(NULL, n, sizeof *s);
-    if (!s) return lr_fail(err, LR_ENOMEM, "no memory for an index of %zu names", n);
-    for (size_t i = 0; i < n; i++) {
-        const char *name = *(const char *const *)((const char *)names + i * stride);
-        s[i] = (lr_gguf_slot){hash_of(name), name, i};
-    }
-    if (n) qsort(s, n, sizeof *s, compare_slots);
-    for (size_t i = 1; i < n; i++) {
-        if (compare_slots(&s[i - 1], &s[i]) != 0) continue;
-        char show[160];
-        lr_printable(show, sizeof show, s[i].name, strlen(s[i].name));
-        lr_free(s);
-        return lr_fail(err, LR_EFORMAT, "%s %s appears twice", what, show);
-    }
-    *out = s;
-    return 0;
-}
-
-ptrdiff_t lr_gguf__lookup(const lr_gguf_slot *index, size_t n, const char *name)
-{
-    lr_gguf_slot key = {hash_of(name), name, 0};
-    const lr_gguf_slot *s = n ? bsearch(&key, index, n, sizeof *s, compare_slots) : NULL;
-    return s ? (ptrdiff_t)s->i : -1;
 }

@@ -305,8 +305,8 @@ static int pad_out(lr_gguf_writer *w, size_t n, lr_error *err)
 
 static int check_names(lr_gguf_writer *w, const names *list, const char *what, lr_error *err)
 {
-    lr_gguf_slot *index;
-    int rc = lr_gguf__index(&index, (const char *const *)list->p, list->n, sizeof *list->p, what, err);
+    lr_name_slot *index;
+    int rc = lr_names_index(&index, (const char *const *)list->p, list->n, sizeof *list->p, what, err);
     if (rc != 0) return fail(w, err);
     lr_free(index);
     return 0;
