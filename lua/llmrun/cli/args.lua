@@ -1,0 +1,176 @@
+--- Command-line flags: declared in a table, parsed, and explained by --help.
+---
+--- A flag is { "name", short = "n", arg = "N", type = "integer|number|string|flag|list", default = v, choices = {...},
+--- help = "..." }. A flag without arg is true when given. "--name=V", "--name V" and "-n V" are the same; "--" ends the
+--- flags. Names use dashes on the command line and underscores in the result.
+
+local options = require "llmrun.options"
+
+local M = {}
+
+--- Flags of every command that loads a model.
+M.model_flags = {
+    { "model", short = "m", arg = "MODEL", default = "smollm2",
+        help = "a GGUF file, or a name: smollm2, gemma3, qwen-0.5b, qwen-1.5b" },
+    { "threads", short = "t", arg = "N", type = "integer", help = "compute threads (default: all processors)" },
+    { "ctx", short = "c", arg = "N", type = "integer",
+        help = "longest sequence in tokens (default: what the model allows)" },
+    { "compute", arg = "MODE", choices = { "fast", "f32" }, help = "f32: the exact, slow reference path" },
+    { "kv-type", arg = "TYPE", choices = { "f32", "f16", "bf16", "q8_0" }, help = "number format of the KV cache" },
+    { "block-size", arg = "N", type = "integer", help = "tokens in a KV block, 1 to 256 (default 16)" },
+    { "device", arg = "NAME", help = "cpu or cuda:N (default: the best there is)" },
+}
+
+--- The model flags as options of llm.load.
+function M.load_options(o)
+    return {
+        threads = o.threads, ctx = o.ctx, compute = o.compute, device = o.device,
+        kv = { type = o.kv_type, block_size = o.block_size },
+    }
+end
+
+local function all_flags(cmd)
+    local list = {}
+    for _, f in ipairs(cmd.flags or {}) do list[#list + 1] = f end
+    if cmd.model then
+        for _, f in ipairs(M.model_flags) do list[#list + 1] = f end
+    end
+    list[#list + 1] = { "help", short = "h", help = "shows this text" }
+    return list
+end
+
+local function convert(f, text)
+    local kind = f.type or "string"
+    if kind == "integer" then
+        local n = math.tointeger(tonumber(text))
+        if not n then return nil, ("--%s: integer expected, got '%s'"):format(f[1], text) end
+        return n
+    elseif kind == "number" then
+        local n = tonumber(text)
+        if not n then return nil, ("--%s: number expected, got '%s'"):format(f[1], text) end
+        return n
+    end
+    if f.choices then
+        for _, c in ipairs(f.choices) do
+            if c == text then return text end
+        end
+        return nil, ("--%s: one of %s expected, got '%s'"):format(f[1], table.concat(f.choices, ", "), text)
+    end
+    return text
+end
+
+local function unknown(word, flags)
+    local names = {}
+    for _, f in ipairs(flags) do names[#names + 1] = f[1] end
+    local close = options.closest(word:gsub("^%-+", ""), names)
+    return ("unknown flag %s%s"):format(word, close and " (did you mean --" .. close .. "?)" or "")
+end
+
+--- argv -> { name = value, ..., args = {...} }, or nil and a text.
+function M.parse(cmd, _, argv)
+    local flags, by_long, by_short = all_flags(cmd), {}, {}
+    local out = { args = {} }
+    for _, f in ipairs(flags) do
+        by_long[f[1]] = f
+        if f.short then by_short[f.short] = f end
+        out[f[1]:gsub("-", "_")] = f.default
+    end
+    local i = 1
+    while i <= #argv do
+        local word, f, value = argv[i], nil, nil
+        if word == "--" then
+            table.move(argv, i + 1, #argv, #out.args + 1, out.args)
+            break
+        elseif word:sub(1, 2) == "--" then
+            local name, v = word:match("^%-%-([^=]+)=(.*)$")
+            f, value = by_long[name or word:sub(3)], v
+            if not f then return nil, unknown(name and "--" .. name or word, flags) end
+        elseif word:match("^%-%a") then
+            f = by_short[word:sub(2, 2)]
+            if not f then return nil, unknown(word, flags) end
+            if #word > 2 then value = word:sub(3) end
+        end
+        if not f then
+            out.args[#out.args + 1] = word
+        else
+            local key = f[1]:gsub("-", "_")
+            if f.arg then
+                if value == nil then
+                    i = i + 1
+                    value = argv[i]
+                    if value == nil then return nil, ("--%s needs a value (%s)"):format(f[1], f.arg) end
+                end
+                local v, err = convert(f, value)
+                if v == nil then return nil, err end
+                if f.type == "list" then
+                    out[key] = out[key] or {}
+                    table.insert(out[key], v)
+                else
+                    out[key] = v
+                end
+            elseif value ~= nil then
+                return nil, ("--%s takes no value"):format(f[1])
+            else
+                out[key] = true
+            end
+        end
+        i = i + 1
+    end
+    if not out.help and not cmd.args and #out.args > 0 then
+        return nil, ("unexpected argument '%s'"):format(out.args[1])
+    end
+    return out
+end
+
+local function wrap(text, indent, width)
+    local lines, line = {}, ""
+    for word in text:gmatch("%S+") do
+        if line ~= "" and #line + 1 + #word > width - indent then
+            lines[#lines + 1] = line
+            line = word
+        else
+            line = line == "" and word or line .. " " .. word
+        end
+    end
+    lines[#lines + 1] = line
+    return table.concat(lines, "\n" .. (" "):rep(indent))
+end
+
+--- The --help text of a command.
+function M.help(cmd, name)
+    local out = { ("usage: llmrun %s %s\n\n%s\n"):format(name, cmd.usage or "[FLAGS...]", cmd.summary) }
+    if cmd.help then out[#out + 1] = "\n" .. cmd.help .. "\n" end
+    out[#out + 1] = "\nflags:\n"
+    for _, f in ipairs(all_flags(cmd)) do
+        local left = (f.short and "-" .. f.short .. ", " or "    ") .. "--" .. f[1] .. (f.arg and " " .. f.arg or "")
+        local text = f.help or ""
+        if f.choices then text = text .. " (" .. table.concat(f.choices, ", ") .. ")" end
+        if f.default ~= nil then text = text .. " [" .. tostring(f.default) .. "]" end
+        out[#out + 1] = ("  %-24s %s\n"):format(left, wrap(text, 27, 100))
+    end
+    if cmd.examples then
+        out[#out + 1] = "\nexamples:\n" .. cmd.examples:gsub("^%s*", "  "):gsub("\n%s*", "\n  ") .. "\n"
+    end
+    return table.concat(out)
+end
+
+local quit = {} -- error value of M.fail
+
+--- Ends a command with a plain message (no traceback) and an exit status (1).
+function M.fail(text, status)
+    error(setmetatable({ text = text, status = status or 1 }, quit), 0)
+end
+quit.__tostring = function(q) return q.text end
+
+--- Calls fn(...): true and its result, or false, status, text if it ended in M.fail. Other errors go on.
+function M.catch(fn, ...)
+    local r = table.pack(xpcall(fn, function(e)
+        if getmetatable(e) == quit then return e end
+        return { e, debug.traceback(type(e) == "string" and e or tostring(e), 2) }
+    end, ...))
+    if r[1] then return true, table.unpack(r, 2, r.n) end
+    if getmetatable(r[2]) == quit then return false, r[2].status, r[2].text end
+    error(r[2][2], 0)
+end
+
+return M

@@ -1,0 +1,120 @@
+--- llmrun ARGS...: a Lua program, or a command (a module llmrun.cli.NAME).
+---
+--- A command's module is { summary = "...", usage = "...", help = "...", flags = {...}, run = function(opts, args) };
+--- see cli/args.lua for flags. run returns an exit status or nothing (0).
+
+local core = require "llmrun.core"
+local loop = require "llmrun.loop"
+
+local M = {}
+
+M.version = "0.1.0"
+
+-- In the order of the help text.
+M.commands = { "run", "chat", "inspect", "tokenize", "bench", "perplexity", "test" }
+
+local function usage()
+    local lines = {
+        "usage: llmrun FILE.lua [ARGS...]     runs a Lua program",
+        "       llmrun COMMAND [FLAGS...]     one of:",
+    }
+    for _, name in ipairs(M.commands) do
+        local ok, cmd = pcall(require, "llmrun.cli." .. name)
+        if ok then lines[#lines + 1] = ("         %-11s %s"):format(name, cmd.summary) end
+    end
+    lines[#lines + 1] = "       llmrun COMMAND --help         flags and examples of a command"
+    lines[#lines + 1] = "       llmrun --version"
+    return table.concat(lines, "\n") .. "\n"
+end
+
+local function fail_usage(text)
+    io.stderr:write("llmrun: ", text, "\n", "see llmrun --help\n")
+    return 2
+end
+
+--- The outcome of loop.run as an exit status; what went wrong goes to stderr.
+local function status_of(how, value)
+    if how == "done" then return value or 0 end
+    io.stdout:flush()
+    if how == "interrupted" then
+        io.stderr:write("llmrun: interrupted\n")
+        if value and value ~= "" then io.stderr:write(value, "\n") end
+        return 130
+    end
+    if value and value ~= "" then io.stderr:write("llmrun: ", value, "\n") end
+    return 1
+end
+
+local function run_program(path, argv, first)
+    local chunk, err
+    if path == "-" then
+        chunk, err = loadfile(nil, "t")
+    else
+        local folder = path:match("^(.*)/[^/]*$") or "."
+        package.path = folder .. "/?.lua;" .. folder .. "/?/init.lua;" .. package.path
+        chunk, err = loadfile(path, "t")
+    end
+    if not chunk then
+        io.stderr:write("llmrun: ", err, "\n")
+        return 1
+    end
+    local args = { [0] = path }
+    for i = first, #argv do args[#args + 1] = argv[i] end
+    for i = 0, first - 2 do args[i - first + 1] = argv[i] end
+    arg = args -- luacheck: ignore 121
+    local how, value = loop.run(chunk, table.unpack(args))
+    return status_of(how, how ~= "done" and value or nil)
+end
+
+local function run_command(name, argv)
+    local ok, cmd = pcall(require, "llmrun.cli." .. name)
+    if not ok then
+        io.stderr:write("llmrun: ", cmd, "\n")
+        return 1
+    end
+    local rest = table.move(argv, 2, #argv, 1, {})
+    if cmd.raw then return status_of(loop.run(cmd.run, rest)) end
+    local args = require "llmrun.cli.args"
+    local opts, err = args.parse(cmd, name, rest)
+    if not opts then
+        io.stderr:write("llmrun ", name, ": ", err, "\n", "see llmrun ", name, " --help\n")
+        return 2
+    end
+    if opts.help then
+        io.stdout:write(args.help(cmd, name))
+        return 0
+    end
+    return status_of(loop.run(function()
+        local good, status, text = args.catch(cmd.run, opts, opts.args)
+        if good then return status or 0 end
+        io.stdout:flush()
+        io.stderr:write("llmrun ", name, ": ", text, "\n")
+        return status
+    end))
+end
+
+--- Runs a command line (argv[0] is the program); returns the exit status.
+function M.main(argv)
+    require("llmrun.yieldable").install()
+    core.catch_interrupts("stop")
+    local name = argv[1]
+    if not name then
+        io.stderr:write(usage())
+        return 2
+    elseif name == "--help" or name == "-h" or name == "help" then
+        io.stdout:write(usage())
+        return 0
+    elseif name == "--version" or name == "-V" then
+        print("llmrun " .. M.version)
+        return 0
+    end
+    for _, c in ipairs(M.commands) do
+        if c == name then return run_command(name, argv) end
+    end
+    if name == "-" or name:find("%.lua$") or core.stat(name) == "file" then return run_program(name, argv, 2) end
+    if name:sub(1, 1) == "-" then return fail_usage("unknown flag " .. name) end
+    local close = require("llmrun.options").closest(name, M.commands)
+    return fail_usage(("no command or file '%s'%s"):format(name, close and "; did you mean " .. close .. "?" or ""))
+end
+
+return M.main

@@ -1,0 +1,71 @@
+--- llmrun test: runs busted specs inside llmrun, so that a spec is a program like any other and may wait for models.
+
+local core = require "llmrun.core"
+
+local M = {
+    summary = "runs busted specs (Lua tests) that use llmrun",
+    raw = true, -- flags are busted's own
+}
+
+local help = [[
+usage: llmrun test [FLAGS...] [SPEC or FOLDER...]
+
+Runs busted specs inside llmrun. Folders are searched for *_spec.lua; without any, tests/spec or spec. Flags are
+busted's own (busted --help lists them); the exit status is the number of failures, 0 if there are none.
+
+examples:
+  llmrun test tests/spec
+  llmrun test tests/spec/loop_spec.lua --filter "map"
+]]
+
+local function default_folders()
+    for _, folder in ipairs { "tests/spec", "spec" } do
+        if core.stat(folder) == "folder" then return folder end
+    end
+end
+
+local function has_path(argv)
+    local takes_value = {}
+    for flag in ([[-o --output -t --tags --filter -p --pattern -e --name --seed --lang --repeat --helper --exclude-tags
+        --filter-out -f --config-file -m --lpath --cpath -r --run -C --directory --loaders --exclude-names-file -Xoutput
+        -Xhelper]]):gmatch("%S+") do
+        takes_value[flag] = true
+    end
+    local skip = false
+    for _, a in ipairs(argv) do
+        if skip then
+            skip = false
+        elseif a:sub(1, 1) == "-" then
+            skip = takes_value[a] or false
+        else
+            return true
+        end
+    end
+    return false
+end
+
+function M.run(argv)
+    if argv[1] == "--help" or argv[1] == "-h" then
+        io.stdout:write(help)
+        return 0
+    end
+    if not has_path(argv) then
+        local folder = default_folders()
+        if not folder then
+            io.stderr:write("llmrun test: no spec given, and there is no folder tests/spec or spec\n")
+            return 2
+        end
+        argv[#argv + 1] = folder
+    end
+    argv[0] = "llmrun test"
+    arg = argv -- luacheck: ignore 121
+    local ok, runner = pcall(require, "busted.runner")
+    if not ok then
+        io.stderr:write("llmrun test: busted is not installed (Debian package lua-busted): ", runner, "\n")
+        return 1
+    end
+    runner { standalone = false }
+    return 0
+end
+
+return M

@@ -1,0 +1,380 @@
+--- The run loop: programs and their branches are coroutines ("tasks") that wait for tickets; engines, timers and other
+--- sources fire them. One thread, no locks.
+---
+---   ready tasks run until each of them waits -> due timers fire -> every source that is busy takes one step -> again
+---
+--- A ticket is fired once, with values; who waits on it gets them (at once if it was fired before). A task that is
+--- cancelled while it waits runs the wait's cleanup, then its <close> handlers.
+
+local core = require "llmrun.core"
+
+local M = {}
+
+---@class llmrun.Task
+---@field state "ready"|"running"|"waiting"|"done"|"failed"|"cancelled"
+local Task = {}
+Task.__index = Task
+
+local queue, head, tail = {}, 1, 0 -- tasks that can run
+local alive = {} -- set of unfinished tasks
+local current -- the running task
+local sources = {} -- list of { busy = function(self), step = function(self) }
+local unseen = {} -- failed tasks that nobody has waited for
+
+--- Called at Ctrl-C instead of ending the program, if set.
+M.on_interrupt = nil
+
+local function push(task)
+    tail = tail + 1
+    queue[tail] = task
+end
+
+--- A traceback without the loop's own frames at its end.
+local function tidy(trace)
+    trace = trace:gsub("\n%s*%[C%]: in function 'xpcall'.*$", "")
+    return trace
+end
+
+local function on_error(err)
+    local text = err
+    if type(err) ~= "string" then
+        local meta = getmetatable(err)
+        if type(meta) == "table" and meta.__tostring then
+            text = tostring(err)
+        elseif type(err) ~= "number" then
+            text = ("(error object is a %s value)"):format(type(err))
+        end
+    end
+    return { value = err, trace = tidy(debug.traceback(text, 2)) }
+end
+
+local function finish(task, state)
+    task.state = state
+    alive[task] = nil
+    task.co = nil
+    if state == "failed" and not task.owned then unseen[task] = true end
+    local done = task.on_done
+    task.on_done = nil
+    for i = 1, #done do done[i](task) end
+end
+
+--- Starts fn(...) as a task of its own. It runs when the present task waits next.
+---@param fn function
+---@return llmrun.Task
+function M.spawn(fn, ...)
+    local task = setmetatable({ state = "ready", on_done = {}, values = table.pack(...) }, Task)
+    task.co = coroutine.create(function(...)
+        return xpcall(fn, on_error, ...)
+    end)
+    alive[task] = true
+    push(task)
+    return task
+end
+
+--- As spawn, for a task whose failure its maker takes care of.
+function M.spawn_owned(fn, ...)
+    local task = M.spawn(fn, ...)
+    task.owned = true
+    return task
+end
+
+--- The running task; nil outside of the loop.
+function M.current() return current end
+
+local function conclude(task, ok, ...)
+    if ok then
+        task.results = table.pack(...)
+        return finish(task, "done")
+    end
+    local e = ...
+    task.error, task.trace = e.value, e.trace
+    return finish(task, "failed")
+end
+
+local function after_step(task, how, ...)
+    if how == "done" then
+        conclude(task, ...)
+    elseif how == "yielded" then -- a plain coroutine.yield of the program's: lets others run
+        task.state = "ready"
+        task.values = { n = 0 }
+        push(task)
+    elseif how == "dead" then -- what xpcall can't catch: an error in error handling
+        conclude(task, false, { value = ..., trace = tostring((...)) })
+    end
+end
+
+local function run_task(task)
+    local values = task.values
+    task.values = nil
+    task.state = "running"
+    current = task
+    -- core.step never raises, whatever the task does
+    after_step(task, core.step(task.co, table.unpack(values, 1, values.n)))
+    current = nil
+end
+
+--- A new ticket: fired once, waited for by one task at most.
+function M.ticket() return { fired = false } end
+
+--- Fires a ticket. A second firing does nothing.
+function M.fire(ticket, ...)
+    if ticket.fired then return end
+    ticket.fired = true
+    local task = ticket.task
+    if task then
+        task.values = table.pack(...)
+        task.ticket, task.cleanup = nil, nil
+        task.state = "ready"
+        push(task)
+    else
+        ticket.values = table.pack(...)
+    end
+end
+
+--- "file:line: " of the innermost function that is not part of this library; "" if there is none.
+function M.where()
+    for level = 2, 60 do
+        local info = debug.getinfo(level, "Sl")
+        if not info then return "" end
+        if info.currentline > 0 and not info.source:find("lua/llmrun/", 1, true) then
+            return ("%s:%d: "):format(info.short_src, info.currentline)
+        end
+    end
+    return ""
+end
+
+--- Raises text at the place in the user's program.
+function M.misuse(text) error(M.where() .. text, 0) end
+
+local function cant_wait(what, obstacle)
+    M.misuse(("%s: can't wait for the engine inside %s"):format(what, obstacle))
+end
+
+--- Raises an error if the running code can't wait here. For calls that do something before they wait.
+function M.check_can_wait(what)
+    local obstacle = core.obstacle()
+    if obstacle then cant_wait(what, obstacle) end
+    if not current then M.misuse(what .. ": can't wait for the engine outside of a program") end
+end
+
+-- A wait that could not be: nothing stays registered, and the error is raised where the call stands.
+local function woken(ticket, what, first, ...)
+    if first ~= core.failed then return first, ... end
+    local task, cleanup = current, current.cleanup
+    ticket.task, task.ticket, task.cleanup, task.state = nil, nil, nil, "running"
+    if cleanup then cleanup() end
+    cant_wait(what, ...)
+end
+
+--- Waits until the ticket is fired; returns what it was fired with.
+---@param what string the call's name, for errors
+---@param cleanup? function called if the task is cancelled while it waits
+function M.wait(ticket, what, cleanup)
+    if ticket.fired then
+        local v = ticket.values
+        return table.unpack(v, 1, v.n)
+    end
+    M.check_can_wait(what)
+    local task = current
+    ticket.task = task
+    task.ticket, task.cleanup = ticket, cleanup
+    task.state = "waiting"
+    return woken(ticket, what, core.wait())
+end
+
+--- Ends a task: the cleanup of what it waits for, then its <close> handlers, innermost first. False if it had finished.
+function Task:cancel(reason)
+    if not alive[self] then return false end
+    if self == current then error("a task can't cancel itself", 2) end
+    local cleanup = self.cleanup
+    if self.ticket then self.ticket.task = nil end
+    self.ticket, self.cleanup, self.values = nil, nil, nil
+    self.cancel_reason = reason or "cancelled"
+    alive[self] = nil
+    if cleanup then cleanup() end
+    local ok, err = core.close(self.co)
+    if not ok then
+        io.stderr:write("llmrun: error in a close handler of a cancelled branch: ", tostring(err), "\n")
+    end
+    finish(self, "cancelled")
+    return true
+end
+
+--- Calls fn(task) when the task has finished (now, if it has).
+function Task:when_done(fn)
+    if alive[self] then
+        self.on_done[#self.on_done + 1] = fn
+    else
+        fn(self)
+    end
+end
+
+--- Waits for the end without looking at the outcome.
+function Task:join(cleanup)
+    if alive[self] then
+        local ticket = M.ticket()
+        self:when_done(function() M.fire(ticket) end)
+        M.wait(ticket, "task:wait", cleanup)
+    end
+end
+
+--- The results, or the error again with the branch's traceback; nil, text, code if it was cancelled.
+function Task:result(name)
+    unseen[self] = nil
+    if self.state == "done" then
+        return table.unpack(self.results, 1, self.results.n)
+    elseif self.state == "failed" then
+        if type(self.error) ~= "string" then error(self.error, 0) end
+        local trace = self.trace:sub(1, #self.error) == self.error and self.trace:sub(#self.error + 1) or self.trace
+        trace = trace:gsub("^\nstack traceback:", "", 1)
+        error(("%s\ntraceback of %s:%s"):format(self.error, name or "the branch", trace), 0)
+    end
+    return nil, self.cancel_reason, "cancelled"
+end
+
+--- Waits for the end and gives the task's results; an error in it is raised here, with its traceback.
+function Task:wait()
+    self:join()
+    return self:result()
+end
+
+-- Timers: a binary heap by time, then by age.
+local timers, timer_count = {}, 0
+local function earlier(a, b) return a.at < b.at or (a.at == b.at and a.n < b.n) end
+
+--- Calls fn() after so many seconds, from the loop. Returns a timer for M.cancel_timer.
+function M.after(seconds, fn)
+    timer_count = timer_count + 1
+    local t = { at = core.now() + seconds, n = timer_count, fn = fn }
+    local i = #timers + 1
+    timers[i] = t
+    while i > 1 and earlier(t, timers[i // 2]) do
+        timers[i], timers[i // 2] = timers[i // 2], t
+        i = i // 2
+    end
+    return t
+end
+
+function M.cancel_timer(timer) timer.fn = nil end
+
+local function pop_timer()
+    local top, n = timers[1], #timers
+    local last = timers[n]
+    timers[n] = nil
+    n = n - 1
+    if n > 0 then
+        local i = 1
+        while true do
+            local c = 2 * i
+            if c > n then break end
+            if c < n and earlier(timers[c + 1], timers[c]) then c = c + 1 end
+            if not earlier(timers[c], last) then break end
+            timers[i] = timers[c]
+            i = c
+        end
+        timers[i] = last
+    end
+    return top
+end
+
+local function run_timers()
+    while timers[1] and not timers[1].fn do pop_timer() end
+    if not timers[1] then return end
+    local now = core.now()
+    while timers[1] and (not timers[1].fn or timers[1].at <= now) do
+        local t = pop_timer()
+        if t.fn then t.fn() end
+    end
+end
+
+--- Adds a source of work: source:busy() tells whether source:step() has something to do.
+function M.add_source(source) sources[#sources + 1] = source end
+
+function M.remove_source(source)
+    for i = #sources, 1, -1 do
+        if sources[i] == source then table.remove(sources, i) end
+    end
+end
+
+local function step_sources()
+    local worked = false
+    for i = #sources, 1, -1 do
+        local s = sources[i]
+        if s and s:busy() then
+            worked = true
+            s:step()
+        end
+    end
+    return worked
+end
+
+local function cancel_all(reason)
+    while true do
+        local task = next(alive)
+        if not task then return end
+        task:cancel(reason)
+    end
+end
+
+local function run_ready()
+    local last = tail -- those that become ready meanwhile run in the next round
+    while head <= last do
+        local task = queue[head]
+        queue[head] = nil
+        head = head + 1
+        if alive[task] then run_task(task) end
+        if core.interrupted() then return end
+    end
+    if head > tail then head, tail = 1, 0 end
+end
+
+--- One round. False if nothing can happen any more.
+local function turn()
+    run_ready()
+    if head <= tail then
+        run_timers()
+        step_sources()
+        return true
+    end
+    run_timers()
+    if step_sources() or head <= tail then return true end
+    if timers[1] then
+        core.sleep(math.max(0, timers[1].at - core.now()))
+        return true
+    end
+    return false
+end
+
+--- Runs fn(...) as the main task until it ends; branches that are still alive then are cancelled.
+--- Returns "done" and the results, "failed" and the traceback, or "interrupted" (and the traceback, if code was
+--- running).
+function M.run(fn, ...)
+    local main = M.spawn(fn, ...)
+    while alive[main] do
+        local going = turn()
+        if core.interrupted() then
+            core.interrupted(true)
+            if not M.on_interrupt then
+                cancel_all("interrupted")
+                return "interrupted", main.trace
+            end
+            M.on_interrupt()
+        elseif not going and alive[main] then
+            local trace = debug.traceback(main.co, "all branches wait, and nothing is left that could wake them")
+            trace = tidy(trace)
+            cancel_all("deadlock")
+            return "failed", trace
+        end
+    end
+    unseen[main] = nil
+    cancel_all("the program has ended")
+    for task in pairs(unseen) do
+        io.stderr:write("llmrun: a branch failed, and nobody waited for it: ", task.trace, "\n")
+        unseen[task] = nil
+        if main.state == "done" then main.state, main.trace = "failed", nil end
+    end
+    if main.state == "done" then return "done", table.unpack(main.results, 1, main.results.n) end
+    return "failed", main.trace or ""
+end
+
+return M

@@ -1,0 +1,84 @@
+/* lua_int.h - what the binding files share.
+ *
+ * One file binds one module: lua_<module>.c has `void lr_lua_open_<module>(lua_State *L)`, which adds its functions to
+ * the table on the top of the stack (it becomes require "llmrun.core") and leaves the stack as it was. A new file is
+ * added to the list in lua_state.c. Bindings are thin: check arguments, call, push; what a user sees is made of them
+ * in lua/llmrun.
+ *
+ * Errors: misuse raises (luaL_argerror and friends); what can go wrong in good use returns nil, text, code name
+ * (lr_lua_fail). Userdata is created first, empty and with its metatable, then the resource is acquired into it; __gc
+ * and __close are one idempotent function. Nothing that needs freeing is held across a call that may raise.
+ */
+#ifndef LR_LUA_LUA_INT_H
+#define LR_LUA_LUA_INT_H
+#include "base/error.h"
+#include <lauxlib.h>
+#include <lua.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+struct lr_model;
+struct lr_vocab;
+
+/* A model as Lua holds it. The userdata owns the model; whatever uses the model (an engine) keeps the userdata alive
+ * through a user value. */
+#define LR_LUA_MODEL "llmrun.model"
+typedef struct lr_lua_model {
+    struct lr_model *model; /* NULL: not loaded yet, or closed */
+    int users;              /* engines that run it: it can't be closed while there are any */
+} lr_lua_model;
+/* Pushes an empty model userdata with its metatable (lua_model.c). */
+lr_lua_model *lr_lua_new_model(lua_State *L);
+/* The model at idx; raises if it is none or closed. */
+struct lr_model *lr_lua_check_model(lua_State *L, int idx);
+
+/* A vocabulary as Lua holds it: one reference. */
+#define LR_LUA_VOCAB "llmrun.vocab"
+/* Pushes a userdata that takes a reference of its own. */
+void lr_lua_push_vocab(lua_State *L, struct lr_vocab *v);
+struct lr_vocab *lr_lua_check_vocab(lua_State *L, int idx);
+
+/* Pushes nil, err->text, lr_error_name(err->code) and returns 3. */
+int lr_lua_fail(lua_State *L, const lr_error *err);
+/* Raises err->text with the position of the Lua caller. */
+int lr_lua_raise(lua_State *L, const lr_error *err);
+
+/* Makes a metatable of the name with methods (as __index) and, if not NULL, close as __gc and __close. Leaves nothing
+ * on the stack. */
+void lr_lua_class(lua_State *L, const char *name, const luaL_Reg *methods, lua_CFunction close);
+/* As luaL_checkudata, and the pointer at the start of the userdata must not be NULL: "<what> is closed" otherwise. */
+void *lr_lua_check_open(lua_State *L, int idx, const char *name, const char *what);
+
+/* Token ids from the list at idx, into a new userdata on the top of the stack (so that an error frees it). Each must be
+ * an integer in 0..n_vocab-1; the error names the place in the list. */
+const int32_t *lr_lua_check_ids(lua_State *L, int idx, int64_t n_vocab, size_t *n);
+/* Pushes a list of n ids. */
+void lr_lua_push_ids(lua_State *L, const int32_t *ids, size_t n);
+
+/* Optional fields of the option table at idx (idx may be nil or none: all default). Wrong types raise, naming the
+ * field. */
+lua_Integer lr_lua_opt_int(lua_State *L, int idx, const char *field, lua_Integer def);
+lua_Number lr_lua_opt_num(lua_State *L, int idx, const char *field, lua_Number def);
+bool lr_lua_opt_bool(lua_State *L, int idx, const char *field, bool def);
+/* The string stays on the table; valid while the table holds it. NULL by default. */
+const char *lr_lua_opt_str(lua_State *L, int idx, const char *field, const char *def);
+
+/* Calls the function below its n_args arguments with a traceback handler; the one door from C into Lua outside of
+ * coroutines. 0 with n_results results on the stack, or LR_ESCRIPT with err filled (first line: the error; the rest the
+ * traceback, cut to fit) and nothing on the stack. */
+int lr_lua_call(lua_State *L, int n_args, int n_results, lr_error *err);
+
+void lr_lua_open_coroutine(lua_State *L);
+void lr_lua_open_sys(lua_State *L);
+void lr_lua_open_model(lua_State *L);
+void lr_lua_open_graph(lua_State *L);
+void lr_lua_open_text(lua_State *L);
+void lr_lua_open_engine(lua_State *L);
+void lr_lua_open_logits(lua_State *L);
+void lr_lua_open_sample(lua_State *L);
+void lr_lua_open_scripted(lua_State *L);
+
+/* Ctrl-C was pressed and nobody has taken note yet. */
+bool lr_lua_interrupted(void);
+
+#endif

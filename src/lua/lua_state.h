@@ -1,0 +1,12 @@
+/* lua_state.h - the program's Lua state: libraries, the embedded modules, and the run of one command line.
+ *
+ * The engine thread owns it. What main() needs; the bindings share lua_int.h.
+ */
+#ifndef LR_LUA_LUA_STATE_H
+#define LR_LUA_LUA_STATE_H
+
+/* Runs `llmrun ARGS...`: makes the state, hands the arguments to lua/llmrun/cli/main.lua, closes the state. Returns the
+ * exit status: 0, 1 for an error (its traceback is on stderr), 2 for wrong usage, 130 after Ctrl-C. */
+int lr_lua_main(int argc, char **argv);
+
+#endif
