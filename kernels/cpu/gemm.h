@@ -25,14 +25,36 @@
 #include "cpu/cpu.h"
 
 typedef struct lr_form {
-    uint8_t main, extra; /* bits of the planes; main = 0: the type is not packed */
-    uint8_t sub;         /* values that share a scale: 32, or 16 */
-    uint8_t zero;
+    int main, extra; /* bits of the planes; main = 0: the type is not packed */
+    int sub;         /* values that share a scale: 32, or 16 */
+    int zero;
     bool super; /* super-blocks of 256 with integer sub-scales */
     bool min;
     bool e8m0;
-    const uint8_t *lut; /* (16) codebook value + zero, or NULL */
+    int lut; /* 0: u is the value; else the codebook, a row of lr_form_lut */
 } lr_form;
+
+/* type, main, extra, sub, zero, super, min, e8m0, lut. The list is the only place that knows a format by name, apart
+ * from pack.c; kernels are instantiated from it. */
+#define LR_FORM_LIST(X)                                                                                                \
+    X(Q4_0, 4, 0, 32, 8, 0, 0, 0, 0)                                                                                   \
+    X(Q4_1, 4, 0, 32, 0, 0, 1, 0, 0)                                                                                   \
+    X(Q5_0, 4, 1, 32, 16, 0, 0, 0, 0)                                                                                  \
+    X(Q5_1, 4, 1, 32, 0, 0, 1, 0, 0)                                                                                   \
+    X(Q8_0, 8, 0, 32, 128, 0, 0, 0, 0)                                                                                 \
+    X(Q2_K, 2, 0, 16, 0, 1, 1, 0, 0)                                                                                   \
+    X(Q3_K, 2, 1, 16, 4, 1, 0, 0, 0)                                                                                   \
+    X(Q4_K, 4, 0, 32, 0, 1, 1, 0, 0)                                                                                   \
+    X(Q5_K, 4, 1, 32, 0, 1, 1, 0, 0)                                                                                   \
+    X(Q6_K, 4, 2, 16, 32, 1, 0, 0, 0)                                                                                  \
+    X(IQ4_NL, 4, 0, 32, 128, 0, 0, 0, 1)                                                                               \
+    X(IQ4_XS, 4, 0, 32, 128, 1, 0, 0, 1)                                                                               \
+    X(MXFP4, 4, 0, 32, 128, 0, 0, 1, 2)
+#define LR_FORM(main, extra, sub, zero, super, min, e8m0, lut)                                                         \
+    ((lr_form){main, extra, sub, zero, super, min, e8m0, lut})
+
+/* Codebook value + zero of index u: row 1 IQ4_NL and IQ4_XS, row 2 MXFP4 (E2M1, doubled). */
+extern const uint8_t lr_form_lut[3][16];
 
 /* The form of a type; NULL when the type is not packed. */
 const lr_form *lr_form_of(int type);
@@ -68,6 +90,11 @@ void lr_quantize_scalar(const float *x, size_t ldx, int m, lr_qact qa, int c0, i
 void lr_quantize_avx2(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1);
 void lr_quantize_avx512(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1);
 void lr_quantize_neon(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1);
+
+/* Plain weights (F32, F16, BF16), strips s0..s1-1. */
+void lr_gemm_plain_avx2(const lr_gemm_w *w, const float *x, size_t ldx, int m, float *y, size_t ldy, int s0, int s1);
+void lr_gemm_plain_avx512(const lr_gemm_w *w, const float *x, size_t ldx, int m, float *y, size_t ldy, int s0, int s1);
+void lr_gemm_plain_neon(const lr_gemm_w *w, const float *x, size_t ldx, int m, float *y, size_t ldy, int s0, int s1);
 
 void lr_gemm_fill_scalar(lr_cpu_kernels *k);
 void lr_gemm_fill_avx2(lr_cpu_kernels *k);

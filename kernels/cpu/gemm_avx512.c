@@ -1,4 +1,130 @@
-/* gemm_avx512.c - the matrix product with this instruction set: see gemm.h. */
-#include "cpu/gemm.h"
+/* gemm_avx512.c - the matrix product with AVX-512 VNNI: few rows, and the choice of the way.
+ *
+ * One vpdpbusd multiplies 4 k of 16 features with a row's 4 activations, broadcast from memory. Few rows (up to 8):
+ * every block is unpacked in registers and used at once; memory is the bound, so the packed bytes ahead are prefetched.
+ * More rows: CHUNK blocks of two strips are unpacked into a buffer that stays in the L1 cache, and all rows pass over
+ * it (gemm_many_avx512.c). A sum starts at -zero * sum q, so a zero point costs nothing.
+ */
+#include "cpu/gemm_avx512.h"
 
-void lr_gemm_fill_avx512(lr_cpu_kernels *k) { (void)k; }
+enum { FEW = 8, AHEAD = 4096 }; /* rows of the first way; bytes to prefetch ahead */
+
+/* ---- few rows ---- */
+
+INLINE void few(const lr_form f, const int nr, const lr_strip *st, const lr_qact *qa, size_t row, float *y, size_t ldy,
+                __mmask16 mask)
+{
+    const int blocks = qa->k / 32;
+    const row_bases x = bases_of(qa, row);
+    __m512 acc[FEW];
+    rows512 ri;
+#pragma GCC unroll 8
+    for (int r = 0; r < nr; r++) acc[r] = _mm512_setzero_ps();
+    for (int c = 0; c < blocks; c += CHUNK) {
+        const int nb = blocks - c < CHUNK ? blocks - c : CHUNK;
+        rows_prepare(f, f.zero, nr, qa, row, (size_t)c, nb, &ri);
+        for (int b = 0; b < nb; b++) {
+            const size_t at = (size_t)(c + b);
+            const uint8_t *q = st->q + at * (size_t)f.main * 64, *h = st->h + at * (size_t)f.extra * 64;
+            for (int i = 0; i < f.main; i++) _mm_prefetch(q + AHEAD + 64 * i, _MM_HINT_T0);
+            for (int i = 0; i < f.extra; i++) _mm_prefetch(h + AHEAD + 64 * i, _MM_HINT_T0);
+            __m512i w[8];
+            unpack512(f, q, h, w);
+            const scales512 s = scales_of(f, st, at);
+#pragma GCC unroll 8
+            for (int r = 0; r < nr; r++) {
+                __m512i i0 = f.zero ? _mm512_set1_epi32(ri.init[r][0][b]) : _mm512_setzero_si512();
+                __m512i i1 = f.zero && f.sub == 16 ? _mm512_set1_epi32(ri.init[r][1][b]) : _mm512_setzero_si512();
+#pragma GCC unroll 8
+                for (int g = 0; g < 8; g++) {
+                    const __m512i v = activations(&x, r, at * 32 + 4 * (size_t)g);
+                    if (f.sub == 16 && g >= 4)
+                        i1 = _mm512_dpbusd_epi32(i1, w[g], v);
+                    else
+                        i0 = _mm512_dpbusd_epi32(i0, w[g], v);
+                }
+                acc[r] = add_block(f, &s, &ri, r, b, i0, i1, acc[r]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < nr; r++) _mm512_mask_storeu_ps(y + (size_t)r * ldy, mask, acc[r]);
+}
+
+/* One function a type and number of rows. */
+typedef void few512(const lr_strip *st, const lr_qact *qa, size_t row, float *y, size_t ldy, __mmask16 mask);
+#define FEW_ROWS(type, nr, ...)                                                                                        \
+    static __attribute__((noinline)) void few##nr##_##type(const lr_strip *st, const lr_qact *qa, size_t row,          \
+                                                           float *y, size_t ldy, __mmask16 mask)                       \
+    {                                                                                                                  \
+        few(LR_FORM(__VA_ARGS__), nr, st, qa, row, y + row * ldy, ldy, mask);                                          \
+    }
+#define X(type, ...)                                                                                                   \
+    FEW_ROWS(type, 1, __VA_ARGS__)                                                                                     \
+    FEW_ROWS(type, 2, __VA_ARGS__)                                                                                     \
+    FEW_ROWS(type, 3, __VA_ARGS__)                                                                                     \
+    FEW_ROWS(type, 4, __VA_ARGS__)                                                                                     \
+    FEW_ROWS(type, 8, __VA_ARGS__)                                                                                     \
+    static __attribute__((noinline)) void unpack_##type(const lr_strip *st, size_t b0, int nb, panel *o)               \
+    {                                                                                                                  \
+        unpack_panel(LR_FORM(__VA_ARGS__), st, b0, nb, o);                                                             \
+    }
+LR_FORM_LIST(X)
+#undef X
+
+static const struct {
+    few512 *few[FEW + 1];
+    void (*unpack)(const lr_strip *st, size_t b0, int nb, panel *o);
+} types[LR_DTYPE_MAX] = {
+#define X(type, ...)                                                                                                   \
+    [LR_##type] = {{[1] = few1_##type, few2_##type, few3_##type, few4_##type, [8] = few8_##type}, unpack_##type},
+    LR_FORM_LIST(X)
+#undef X
+};
+
+static void product_few(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
+{
+    const lr_parts parts = lr_form_parts(lr_form_of(w->type), w->k);
+    for (int s = s0; s < s1; s++) {
+        const lr_strip st = lr_strip_at(&parts, w, s);
+        for (int r = 0, n; r < m; r += n) {
+            n = m - r == FEW ? FEW : m - r < 4 ? m - r : 4;
+            types[w->type].few[n](&st, qa, (size_t)r, y + 16 * (size_t)s, ldy, strip_mask(w, s));
+        }
+    }
+}
+
+static void product_many(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
+{
+    const lr_form f = *lr_form_of(w->type);
+    const lr_parts parts = lr_form_parts(&f, w->k);
+    const int blocks = w->k / 32;
+    panel p[2];
+    for (int s = s0, ns; s < s1; s += ns) {
+        ns = s + 1 < s1 ? 2 : 1;
+        const lr_strip st[2] = {lr_strip_at(&parts, w, s), lr_strip_at(&parts, w, s + ns - 1)};
+        const __mmask16 mask[2] = {strip_mask(w, s), strip_mask(w, s + ns - 1)};
+        for (int c = 0; c < blocks; c += CHUNK) {
+            const int nb = blocks - c < CHUNK ? blocks - c : CHUNK;
+            for (int i = 0; i < ns; i++) types[w->type].unpack(&st[i], (size_t)c, nb, &p[i]);
+            lr_gemm_many_avx512[kind_of(f)](p, ns, f.zero, c, nb, qa, m, y + 16 * (size_t)s, ldy, mask);
+        }
+    }
+}
+
+static void gemm(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t ldx, int m, float *y, size_t ldy,
+                 int s0, int s1)
+{
+    if (!w->packed)
+        lr_gemm_plain_avx512(w, xf, ldx, m, y, ldy, s0, s1);
+    else if (m <= FEW)
+        product_few(w, qa, m, y, ldy, s0, s1);
+    else
+        product_many(w, qa, m, y, ldy, s0, s1);
+}
+
+void lr_gemm_fill_avx512(lr_cpu_kernels *k)
+{
+    k->gemm = gemm;
+    k->quantize = lr_quantize_avx512;
+}

@@ -37,7 +37,7 @@ static float e8m0_half(uint8_t e)
 
 static void unpack_values(const lr_form *f, const lr_strip *s, size_t b, block *o)
 {
-    const uint8_t *q = s->q + b * f->main * 64, *h = s->h + b * f->extra * 64;
+    const uint8_t *q = s->q + b * (size_t)f->main * 64, *h = s->h + b * (size_t)f->extra * 64;
     for (int g = 0; g < 8; g++)
         for (int i = 0; i < 64; i++) {
             int u = f->main == 8   ? q[64 * g + i]
@@ -45,7 +45,7 @@ static void unpack_values(const lr_form *f, const lr_strip *s, size_t b, block *
                                    : q[64 * (g / 4) + i] >> 2 * (g % 4) & 3;
             if (f->extra == 1) u |= (h[i] >> g & 1) << f->main;
             if (f->extra == 2) u |= (h[64 * (g / 4) + i] >> 2 * (g % 4) & 3) << f->main;
-            if (f->lut) u = f->lut[u];
+            if (f->lut) u = lr_form_lut[f->lut][u];
             o->v[4 * g + i % 4][i / 4] = (int8_t)(u - f->zero);
         }
 }
@@ -53,7 +53,7 @@ static void unpack_values(const lr_form *f, const lr_strip *s, size_t b, block *
 static void unpack_scales(const lr_form *f, const lr_strip *s, size_t b, block *o)
 {
     size_t sb = f->super ? b / 8 : b;
-    const uint8_t *sc = s->sc + b * (32u / f->sub) * 16, *sm = s->sm + b * 16;
+    const uint8_t *sc = s->sc + b * ((size_t)(32 / f->sub)) * 16, *sm = s->sm + b * 16;
     for (size_t j = 0; j < LR_STRIP; j++) {
         size_t at = sb * 16 + j;
         float d = f->e8m0 ? e8m0_half(s->d[at]) : half_at(s->d, at), m = f->min ? half_at(s->m, at) : 0;

@@ -6,24 +6,16 @@
 #include "cpu/gemm.h"
 #include <string.h>
 
-/* IQ4's codebook and MXFP4's doubled E2M1 values, both + 128 so that they are unsigned. */
-static const uint8_t iq4_lut[16] = {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241};
-static const uint8_t e2m1_lut[16] = {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116};
+const uint8_t lr_form_lut[3][16] = {
+    {0},
+    {1, 24, 45, 63, 79, 93, 106, 118, 129, 141, 153, 166, 181, 197, 217, 241},
+    {128, 129, 130, 131, 132, 134, 136, 140, 128, 127, 126, 125, 124, 122, 120, 116},
+};
 
 static const lr_form forms[LR_DTYPE_MAX] = {
-    [LR_Q4_0] = {.main = 4, .sub = 32, .zero = 8},
-    [LR_Q4_1] = {.main = 4, .sub = 32, .min = true},
-    [LR_Q5_0] = {.main = 4, .extra = 1, .sub = 32, .zero = 16},
-    [LR_Q5_1] = {.main = 4, .extra = 1, .sub = 32, .min = true},
-    [LR_Q8_0] = {.main = 8, .sub = 32, .zero = 128},
-    [LR_Q2_K] = {.main = 2, .sub = 16, .super = true, .min = true},
-    [LR_Q3_K] = {.main = 2, .extra = 1, .sub = 16, .zero = 4, .super = true},
-    [LR_Q4_K] = {.main = 4, .sub = 32, .super = true, .min = true},
-    [LR_Q5_K] = {.main = 4, .extra = 1, .sub = 32, .super = true, .min = true},
-    [LR_Q6_K] = {.main = 4, .extra = 2, .sub = 16, .zero = 32, .super = true},
-    [LR_IQ4_NL] = {.main = 4, .sub = 32, .zero = 128, .lut = iq4_lut},
-    [LR_IQ4_XS] = {.main = 4, .sub = 32, .zero = 128, .super = true, .lut = iq4_lut},
-    [LR_MXFP4] = {.main = 4, .sub = 32, .zero = 128, .e8m0 = true, .lut = e2m1_lut},
+#define X(type, ...) [LR_##type] = {__VA_ARGS__},
+    LR_FORM_LIST(X)
+#undef X
 };
 
 const lr_form *lr_form_of(int type)
@@ -34,10 +26,10 @@ const lr_form *lr_form_of(int type)
 lr_parts lr_form_parts(const lr_form *f, int k)
 {
     size_t blocks = (size_t)k / 32, scales = f->super ? (size_t)k / 256 : blocks;
-    size_t sub = f->super ? (size_t)k / f->sub : 0;
+    size_t sub = f->super ? (size_t)(k / f->sub) : 0;
     lr_parts p = {0};
-    p.h = blocks * f->main * 64;
-    p.d = p.h + blocks * f->extra * 64;
+    p.h = blocks * (size_t)f->main * 64;
+    p.d = p.h + blocks * (size_t)f->extra * 64;
     p.m = p.d + scales * (f->e8m0 ? 16 : 32);
     p.sc = p.m + (f->min ? scales * 32 : 0);
     p.sm = p.sc + sub * 16;
@@ -252,7 +244,7 @@ static void place_scales(const lr_form *f, const scales *s, uint8_t *base, const
         memcpy(base + p->d + 2 * at, s->d, 2);
     if (f->min) memcpy(base + p->m + 2 * at, s->m, 2);
     if (!f->super) return;
-    size_t n = 256u / f->sub;
+    size_t n = (size_t)(256 / f->sub);
     for (size_t i = 0; i < n; i++) base[p->sc + (b * n + i) * 16 + (size_t)feature] = (uint8_t)s->sc[i];
     if (f->min && f->sub == 32)
         for (size_t i = 0; i < n; i++) base[p->sm + (b * n + i) * 16 + (size_t)feature] = s->sm[i];
@@ -277,7 +269,8 @@ static void pack_strip(int type, const uint8_t *rows, size_t row_bytes, int n, i
                 place_scales(f, &s, dst, &p, b / per, j);
             }
         }
-        place_block(f, (const uint8_t(*)[64])t, dst + p.q + b * f->main * 64, dst + p.h + b * f->extra * 64);
+        place_block(f, (const uint8_t(*)[64])t, dst + p.q + b * (size_t)f->main * 64,
+                    dst + p.h + b * (size_t)f->extra * 64);
     }
 }
 

@@ -1,0 +1,214 @@
+/* gemm_avx512.h - what the AVX-512 and the AMX product share: unpacking strips, and where rows are.
+ *
+ * Everything here is inlined with a constant form, so that the branches on it vanish.
+ */
+#ifndef LR_KERNELS_CPU_GEMM_AVX512_H
+#define LR_KERNELS_CPU_GEMM_AVX512_H
+#include "cpu/gemm.h"
+#include <immintrin.h>
+
+#define INLINE static inline __attribute__((always_inline))
+
+enum { CHUNK = 16 }; /* blocks that are unpacked at a time: 512 k */
+
+/* The scales of a block of a strip, ready for the formulas of gemm.h. */
+typedef struct scales512 {
+    __m512 s, m;     /* sub 32: S, M; sub 16: d, -dmin */
+    __m512 sc0, sc1; /* sub 16: integer scales of the halves, as floats */
+    __m512i sm;      /* sub 16 with minima: t_0, t_1 as pairs of 16 bits */
+} scales512;
+
+INLINE __m512i select_bits(__m512i into, __m512i from, __m512i mask) /* into | (from & mask) */
+{
+    return _mm512_ternarylogic_epi32(into, from, mask, 0xF8);
+}
+
+INLINE __m512i shift_right(__m512i x, int n)
+{
+    return n > 0 ? _mm512_srli_epi16(x, (unsigned)n) : n < 0 ? _mm512_slli_epi16(x, (unsigned)-n) : x;
+}
+
+/* The 8 registers of a block's values u (with codebook: value + zero). */
+INLINE void unpack512(const lr_form f, const uint8_t *q, const uint8_t *h, __m512i w[8])
+{
+    const __m512i low = _mm512_set1_epi8(f.main == 2 ? 3 : 15);
+    if (f.main == 8) {
+        for (int g = 0; g < 8; g++) w[g] = _mm512_loadu_si512(q + 64 * g);
+        return;
+    }
+    if (f.main == 4)
+        for (int g = 0; g < 4; g++) {
+            __m512i r = _mm512_loadu_si512(q + 64 * g);
+            w[g] = _mm512_and_si512(r, low);
+            w[g + 4] = _mm512_and_si512(shift_right(r, 4), low);
+        }
+    else
+        for (int g = 0; g < 8; g++)
+            w[g] = _mm512_and_si512(shift_right(_mm512_loadu_si512(q + 64 * (g / 4)), 2 * (g % 4)), low);
+    if (f.extra == 1) {
+        const __m512i r = _mm512_loadu_si512(h), bit = _mm512_set1_epi8((char)(1 << f.main));
+        for (int g = 0; g < 8; g++) w[g] = select_bits(w[g], shift_right(r, g - f.main), bit);
+    }
+    if (f.extra == 2)
+        for (int g = 0; g < 8; g++)
+            w[g] = select_bits(w[g], shift_right(_mm512_loadu_si512(h + 64 * (g / 4)), 2 * (g % 4) - f.main),
+                               _mm512_set1_epi8((char)(3 << f.main)));
+    if (f.lut) {
+        const __m512i lut = _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)lr_form_lut[f.lut]));
+        for (int g = 0; g < 8; g++) w[g] = _mm512_shuffle_epi8(lut, w[g]);
+    }
+}
+
+INLINE __m512 halves512(const uint8_t *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+
+INLINE __m512 bytes512(const uint8_t *p) /* signed bytes as floats */
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p)));
+}
+
+INLINE __m512 e8m0_512(const uint8_t *p) /* 2^(e - 128) */
+{
+    const __m512i e = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p));
+    const __m512i normal = _mm512_slli_epi32(_mm512_sub_epi32(e, _mm512_set1_epi32(1)), 23);
+    const __mmask16 tiny = _mm512_cmplt_epu32_mask(e, _mm512_set1_epi32(2));
+    return _mm512_castsi512_ps(_mm512_mask_sllv_epi32(normal, tiny, _mm512_set1_epi32(0x200000), e));
+}
+
+INLINE __m512 negate512(__m512 x)
+{
+    return _mm512_castsi512_ps(_mm512_xor_si512(_mm512_castps_si512(x), _mm512_set1_epi32((int)0x80000000)));
+}
+
+/* Scales of block b of a strip. */
+INLINE scales512 scales_of(const lr_form f, const lr_strip *s, size_t b)
+{
+    const size_t sb = f.super ? b / 8 : b;
+    const uint8_t *sc = s->sc + b * (size_t)(32 / f.sub) * 16;
+    scales512 o = {0};
+    const __m512 d = f.e8m0 ? e8m0_512(s->d + sb * 16) : halves512(s->d + sb * 32);
+    const __m512 m = f.min ? halves512(s->m + sb * 32) : _mm512_setzero_ps();
+    o.s = d;
+    o.m = m;
+    if (f.sub == 32 && f.super) {
+        o.s = _mm512_mul_ps(d, bytes512(sc));
+        if (f.min) o.m = negate512(_mm512_mul_ps(m, bytes512(s->sm + b * 16)));
+    }
+    if (f.sub == 16 && !f.min) {
+        o.sc0 = bytes512(sc);
+        o.sc1 = bytes512(sc + 16);
+    }
+    if (f.sub == 16 && f.min) { /* nibbles */
+        const __m512i x0 = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)sc));
+        const __m512i x1 = _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(sc + 16)));
+        const __m512i low = _mm512_set1_epi32(15);
+        o.sc0 = _mm512_cvtepi32_ps(_mm512_and_si512(x0, low));
+        o.sc1 = _mm512_cvtepi32_ps(_mm512_and_si512(x1, low));
+        o.sm = _mm512_or_si512(_mm512_srli_epi32(x0, 4), _mm512_slli_epi32(_mm512_srli_epi32(x1, 4), 16));
+        o.m = negate512(m);
+    }
+    return o;
+}
+
+/* What a tile of rows needs of up to CHUNK blocks besides q: scales, and the integer part that the sums begin with. */
+typedef struct rows512 {
+    float sx[8][CHUNK];
+    float xs[8][CHUNK];        /* s_x * sum of the block */
+    int32_t pair[8][CHUNK];    /* the two sums of 16, as 16 bits each */
+    int32_t init[8][2][CHUNK]; /* -zero * sum: sub 32 of the block in [0], sub 16 of the halves */
+} rows512;
+
+INLINE void rows_prepare(const lr_form f, const int zero, const int nr, const lr_qact *qa, size_t row, size_t b, int nb,
+                         rows512 *o)
+{
+    const __mmask16 k = (__mmask16)((1u << nb) - 1);
+    const size_t blocks = (size_t)qa->k / 32;
+    for (int r = 0; r < nr; r++) {
+        const size_t at = (row + (size_t)r) * blocks + b;
+        const __m512 sx = _mm512_maskz_loadu_ps(k, qa->scale + at);
+        _mm512_storeu_ps(o->sx[r], sx);
+        const __m512i pair = _mm512_maskz_loadu_epi32(k, qa->sum16 + 2 * at);
+        if (f.min && f.sub == 32) {
+            const __m512i sum = _mm512_madd_epi16(pair, _mm512_set1_epi16(1));
+            _mm512_storeu_ps(o->xs[r], _mm512_mul_ps(sx, _mm512_cvtepi32_ps(sum)));
+        }
+        if (f.min && f.sub == 16) _mm512_storeu_si512(o->pair[r], pair);
+        const __m512i low = f.sub == 32 ? _mm512_set1_epi16((short)-zero) : _mm512_set1_epi32(-zero & 0xFFFF);
+        _mm512_storeu_si512(o->init[r][0], _mm512_madd_epi16(pair, low));
+        if (f.sub == 16) _mm512_storeu_si512(o->init[r][1], _mm512_madd_epi16(pair, _mm512_set1_epi32(-zero * 65536)));
+    }
+}
+
+INLINE __mmask16 strip_mask(const lr_gemm_w *w, int s)
+{
+    const int left = w->n - s * LR_STRIP;
+    return left >= LR_STRIP ? 0xFFFF : (__mmask16)((1u << left) - 1);
+}
+
+/* ---- a block's sums ---- */
+
+/* Rows r0.. of q: row r is at base + r * k; three bases keep the addresses within base + {0,1,2} * k. */
+typedef struct row_bases {
+    const int8_t *p[3];
+    size_t k;
+} row_bases;
+
+INLINE row_bases bases_of(const lr_qact *qa, size_t row)
+{
+    const size_t k = (size_t)qa->k;
+    const int8_t *p = qa->q + row * k;
+    return (row_bases){{p, p + 3 * k, p + 6 * k}, k};
+}
+
+INLINE __m512i activations(const row_bases *x, int r, size_t at)
+{
+    int32_t v;
+    __builtin_memcpy(&v, x->p[r / 3] + (size_t)(r % 3) * x->k + at, 4);
+    return _mm512_set1_epi32(v);
+}
+
+/* Adds a block to acc, given its integer sums: i0 of all 32 k (sub 32), or of the halves. */
+INLINE __m512 add_block(const lr_form f, const scales512 *s, const rows512 *ri, int r, int b, __m512i i0, __m512i i1,
+                        __m512 acc)
+{
+    const __m512 sx = _mm512_set1_ps(ri->sx[r][b]);
+    if (f.sub == 32) {
+        acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(i0), _mm512_mul_ps(s->s, sx), acc);
+        return f.min ? _mm512_fmadd_ps(s->m, _mm512_set1_ps(ri->xs[r][b]), acc) : acc;
+    }
+    __m512 t = _mm512_mul_ps(_mm512_cvtepi32_ps(i0), s->sc0);
+    t = _mm512_fmadd_ps(_mm512_cvtepi32_ps(i1), s->sc1, t);
+    acc = _mm512_fmadd_ps(t, _mm512_mul_ps(s->s, sx), acc);
+    if (!f.min) return acc;
+    const __m512i j = _mm512_dpwssd_epi32(_mm512_setzero_si512(), s->sm, _mm512_set1_epi32(ri->pair[r][b]));
+    return _mm512_fmadd_ps(_mm512_cvtepi32_ps(j), _mm512_mul_ps(s->m, sx), acc);
+}
+
+/* ---- many rows (gemm_many_avx512.c) ---- */
+
+/* A chunk of a strip, unpacked: values u, scales. */
+typedef struct panel {
+    uint8_t w[CHUNK][512];
+    scales512 s[CHUNK];
+} __attribute__((aligned(64))) panel;
+
+/* The kinds of forms, as far as unpacked weights differ. */
+enum { KIND32, KIND32_MIN, KIND16, KIND16_MIN };
+INLINE int kind_of(const lr_form f) { return (f.sub == 16 ? KIND16 : KIND32) + (f.min ? 1 : 0); }
+
+/* Adds nb blocks from block c on, of ns (1 or 2) strips, to rows 0..m-1 of y (c = 0: sets them). */
+typedef void many512(const panel *p, int ns, int zero, int c, int nb, const lr_qact *qa, int m, float *y, size_t ldy,
+                     const __mmask16 *mask);
+extern many512 *const lr_gemm_many_avx512[4]; /* by kind */
+
+INLINE void unpack_panel(const lr_form f, const lr_strip *st, size_t b0, int nb, panel *o)
+{
+    for (int b = 0; b < nb; b++) {
+        const size_t at = b0 + (size_t)b;
+        __m512i w[8];
+        unpack512(f, st->q + at * (size_t)f.main * 64, st->h + at * (size_t)f.extra * 64, w);
+        for (int g = 0; g < 8; g++) _mm512_store_si512(o->w[b] + 64 * g, w[g]);
+        o->s[b] = scales_of(f, st, at);
+    }
+}
+
+#endif
