@@ -25,11 +25,11 @@ static int push_missing(lr_tok *t, uint8_t byte, uint32_t *at)
     const lr_vocab *v = t->v;
     if (v->byte_id[fffd[0]] >= 0 && v->byte_id[fffd[1]] >= 0 && v->byte_id[fffd[2]] >= 0) {
         for (int k = 0; k < 3; k++, (*at)++)
-            if (lr_merge_push(t, *at, *at + 1, v->byte_id[fffd[k]])) return t->err->code;
+            if (lr_text_merge_push(t, *at, *at + 1, v->byte_id[fffd[k]])) return t->err->code;
         return 0;
     }
     if (v->unk < 0) return lr_fail(t->err, LR_EUNSUPPORTED, "the vocabulary has no token for the byte 0x%02X", byte);
-    if (lr_merge_push(t, *at, *at + 1, v->unk)) return t->err->code;
+    if (lr_text_merge_push(t, *at, *at + 1, v->unk)) return t->err->code;
     ++*at;
     return 0;
 }
@@ -40,7 +40,7 @@ static int32_t whole_word(const lr_vocab *v, const uint8_t *s, size_t n)
     char raw[2 * LR_TOKEN_MAX];
     size_t o = 0;
     if (n > v->max_piece) return -1;
-    for (size_t i = 0; i < n; i++) o += lr_bytelevel_put(s[i], raw + o);
+    for (size_t i = 0; i < n; i++) o += lr_text_bytelevel(s[i], raw + o);
     int32_t id = lr_vocab_raw_id(v, raw, o);
     return id >= 0 && v->type[id] == LR_TT_NORMAL ? id : -1;
 }
@@ -52,7 +52,7 @@ static int word(void *ctx, size_t start, size_t end)
     const uint8_t *s = t->text;
     if (v->pre->whole && end - start > 1) {
         int32_t id = whole_word(v, s + start, end - start);
-        if (id >= 0) return lr_ids_add(&t->out, id, t->err);
+        if (id >= 0) return lr_text_ids_add(&t->out, id, t->err);
     }
     uint32_t at = 0;
     t->n_sym = 0;
@@ -62,16 +62,16 @@ static int word(void *ctx, size_t start, size_t end)
             if (push_missing(t, s[i], &at)) return t->err->code;
             continue;
         }
-        if (lr_merge_push(t, at, at + 1, id)) return t->err->code;
+        if (lr_text_merge_push(t, at, at + 1, id)) return t->err->code;
         at++;
     }
-    if (lr_merge_run(t, pair_rank)) return t->err->code;
+    if (lr_text_merge_run(t, pair_rank)) return t->err->code;
     for (int32_t i = 0; i >= 0; i = t->sym[i].next)
-        if (lr_ids_add(&t->out, t->sym[i].id, t->err)) return t->err->code;
+        if (lr_text_ids_add(&t->out, t->sym[i].id, t->err)) return t->err->code;
     return 0;
 }
 
-int lr_bpe_segment(lr_tok *t, const uint8_t *s, size_t n)
+int lr_text_bpe(lr_tok *t, const uint8_t *s, size_t n)
 {
     uint8_t *nfc = NULL;
     if (n == 0) return 0;

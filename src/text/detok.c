@@ -21,7 +21,8 @@ static lr_str shown(const lr_vocab *v, int32_t id, bool special, bool *strip)
     return p;
 }
 
-int lr_detokenize(const lr_vocab *v, const int32_t *ids, size_t n, bool special, char **text, size_t *len, lr_error *err)
+int lr_detokenize(const lr_vocab *v, const int32_t *ids, size_t n, bool special, char **text, size_t *len,
+                  lr_error *err)
 {
     size_t total = 1, o = 0;
     bool strip = v->add_space_prefix;

@@ -24,7 +24,7 @@ static int grow(lr_tok *t, void **p, size_t *cap, size_t size)
     return 0;
 }
 
-int lr_merge_push(lr_tok *t, uint32_t at, uint32_t end, int32_t id)
+int lr_text_merge_push(lr_tok *t, uint32_t at, uint32_t end, int32_t id)
 {
     if (t->n_sym == t->cap_sym && grow(t, (void **)&t->sym, &t->cap_sym, sizeof *t->sym)) return t->err->code;
     int32_t i = (int32_t)t->n_sym++;
@@ -126,7 +126,7 @@ static int merge_long(lr_tok *t, pair_fn *pair)
     return 0;
 }
 
-int lr_merge_run(lr_tok *t, pair_fn *pair)
+int lr_text_merge_run(lr_tok *t, pair_fn *pair)
 {
     if (t->n_sym > SHORT) return merge_long(t, pair);
     if (t->n_sym > 1) merge_short(t, pair);

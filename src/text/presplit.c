@@ -109,12 +109,12 @@ static bool st_gpt2(const lr_stage *p, const uint8_t *s, size_t i, size_t n, siz
     return true;
 }
 
-enum { /* flags of st_cl100k and st_o200k */
-    NO_CONTR = 1, /* without the contractions */
-    MARKS = 2,    /* words are [\p{L}\p{M}]+ and symbols [^\s\p{L}\p{M}\p{N}]+ */
-    SLASH = 4,    /* symbols take [\r\n/]* along instead of [\r\n]* */
-    NO_TAIL = 8,  /* symbols take nothing along */
-    HAN = 16,     /* runs of script Han stand alone */
+enum {               /* flags of st_cl100k and st_o200k */
+       NO_CONTR = 1, /* without the contractions */
+       MARKS = 2,    /* words are [\p{L}\p{M}]+ and symbols [^\s\p{L}\p{M}\p{N}]+ */
+       SLASH = 4,    /* symbols take [\r\n/]* along instead of [\r\n]* */
+       NO_TAIL = 8,  /* symbols take nothing along */
+       HAN = 16,     /* runs of script Han stand alone */
 };
 
 /* Numbers, symbols and white space, common to the two families below:
@@ -133,7 +133,8 @@ static size_t rest(const lr_stage *p, const uint8_t *s, size_t i, size_t n, unsi
     return c & WS ? white(s, i, n, true) : i;
 }
 
-/* (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+ */
+/* (?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+
+ */
 static bool st_cl100k(const lr_stage *p, const uint8_t *s, size_t i, size_t n, size_t *end)
 {
     unsigned word = p->flags & MARKS ? L | M : L;
@@ -316,8 +317,8 @@ static bool st_trailing(const lr_stage *p, const uint8_t *s, size_t i, size_t n,
 /*  ?[^(\s|.,!?...)]+ : a word with the space before it, cut at white space and some punctuation */
 static bool bloom_stop(unsigned c, int32_t cp)
 {
-    static const int32_t stops[] = {'(', ')', '|', '.', ',', '!', '?', 0x2026, 0x3002, 0xFF0C, 0x3001, 0x0964, 0x06D4,
-                                    0x060C};
+    static const int32_t stops[] = {'(',    ')',    '|',    '.',    ',',    '!',    '?',
+                                    0x2026, 0x3002, 0xFF0C, 0x3001, 0x0964, 0x06D4, 0x060C};
     if (c & WS) return true;
     for (size_t i = 0; i < sizeof stops / sizeof *stops; i++)
         if (cp == stops[i]) return true;
@@ -363,8 +364,8 @@ static const int32_t cased_letters[][2] = {
     {0xFF21, 0xFF3A},   {0xFF41, 0xFF5A},   {0x10400, 0x1044F}, {0x104B0, 0x104D3}, {0x104D8, 0x104FB},
     {0x10C80, 0x10CB2}, {0x10CC0, 0x10CF2}, {0x118A0, 0x118DF}, {0x1E900, 0x1E943}, {0, 0}};
 /* [!-/:-~！-／：-～‘-‟　-。] */
-static const int32_t marks[][2] = {{'!', '/'},       {':', '~'},       {0x2018, 0x201F}, {0x3000, 0x3002},
-                                   {0xFF01, 0xFF0F}, {0xFF1A, 0xFF5E}, {0, 0}};
+static const int32_t marks[][2] = {{'!', '/'},       {':', '~'}, {0x2018, 0x201F}, {0x3000, 0x3002}, {0xFF01, 0xFF0F},
+                                   {0xFF1A, 0xFF5E}, {0, 0}};
 /* [一-龥ࠀ-一가-퟿] */
 static const int32_t cjk_wide[][2] = {{0x800, 0x9FA5}, {0xAC00, 0xD7FF}, {0, 0}};
 /* [一-龥぀-ゟ゠-ヿ] */
@@ -372,14 +373,38 @@ static const int32_t cjk_kana[][2] = {{0x3040, 0x30FF}, {0x4E00, 0x9FA5}, {0, 0}
 /* The default rule's [\p{P}\$\+<=>\^~\|]; falcon's has ` too. */
 static const int32_t symbols[][2] = {{'$', '$'}, {'+', '+'}, {'<', '>'}, {'^', '^'}, {'|', '|'}, {'~', '~'}, {0, 0}};
 
-#define GPT2         {.match = st_gpt2}
-#define ONE_DIGIT    {.match = st_digits, .digits = 1}
-#define THREE_DIGITS {.match = st_digits, .digits = 3}
-#define ANY_DIGITS   {.match = st_digits}
-#define CL100K(d, f) {.match = st_cl100k, .digits = (d), .flags = (f)}
-#define O200K(d, f)  {.match = st_o200k, .digits = (d), .flags = (f)}
-#define CHARS(f, r)  {.match = st_run, .flags = (f), .ranges = (r)}
-#define LINE_ENDS    {.match = st_lines}
+#define GPT2                                                                                                           \
+    {                                                                                                                  \
+        .match = st_gpt2                                                                                               \
+    }
+#define ONE_DIGIT                                                                                                      \
+    {                                                                                                                  \
+        .match = st_digits, .digits = 1                                                                                \
+    }
+#define THREE_DIGITS                                                                                                   \
+    {                                                                                                                  \
+        .match = st_digits, .digits = 3                                                                                \
+    }
+#define ANY_DIGITS                                                                                                     \
+    {                                                                                                                  \
+        .match = st_digits                                                                                             \
+    }
+#define CL100K(d, f)                                                                                                   \
+    {                                                                                                                  \
+        .match = st_cl100k, .digits = (d), .flags = (f)                                                                \
+    }
+#define O200K(d, f)                                                                                                    \
+    {                                                                                                                  \
+        .match = st_o200k, .digits = (d), .flags = (f)                                                                 \
+    }
+#define CHARS(f, r)                                                                                                    \
+    {                                                                                                                  \
+        .match = st_run, .flags = (f), .ranges = (r)                                                                   \
+    }
+#define LINE_ENDS                                                                                                      \
+    {                                                                                                                  \
+        .match = st_lines                                                                                              \
+    }
 
 static const lr_pre rules[] = {
     {" gpt-2 phi-2 gigachat jina-es jina-de jina-v1-en jina-v2-es jina-v2-de jina-v2-code roberta-bpe a.x-4.0 mellum "
@@ -394,23 +419,23 @@ static const lr_pre rules[] = {
     {" seed-coder ", .stage = {CL100K(1, NO_TAIL)}},
     {" ufakzeka ", .stage = {CL100K(1, NO_CONTR)}},
     {" laguna ", .stage = {{.match = st_lines, .flags = 1}, CL100K(1, 0)}},
-    {" llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano ",
-     .whole = true,
-     .bos = true,
+    {" llama-bpe llama3 llama-v3 falcon3 falcon-h1 pixtral midm-2.0 lfm2 jina-v5-nano ", .whole = true, .bos = true,
      .stage = {CL100K(3, 0)}},
     {" dbrx smaug-bpe chatglm-bpe glm4 ", .stage = {CL100K(3, 0)}},
     {" tekken ", .whole = true, .bos = true, .stage = {O200K(1, SLASH | NO_CONTR)}},
     {" gpt-4o llama4 kanana2 talkie minimax-m2 ", .stage = {O200K(3, SLASH)}},
     {" kimi-k2 ", .stage = {O200K(3, HAN)}},
-    {" deepseek-llm ",
-     .stage = {LINE_ENDS, CHARS(SPACE_FIRST, cased_letters), CHARS(SPACE_FIRST, marks), {.match = st_trailing},
-               CHARS(0, cjk_wide), ANY_DIGITS}},
+    {" deepseek-llm ", .stage = {LINE_ENDS,
+                                 CHARS(SPACE_FIRST, cased_letters),
+                                 CHARS(SPACE_FIRST, marks),
+                                 {.match = st_trailing},
+                                 CHARS(0, cjk_wide),
+                                 ANY_DIGITS}},
     {" deepseek-coder ",
      .stage = {LINE_ENDS, CHARS(SPACE_FIRST | L, NULL), CHARS(SPACE_FIRST | P, NULL), CHARS(0, cjk_wide), ONE_DIGIT}},
     {" deepseek-v3 hunyuan-dense joyai-llm hy_v4 ",
      .stage = {THREE_DIGITS, CHARS(0, cjk_kana), {.match = st_deepseek3}}},
-    {" spark2_5 ",
-     .stage = {THREE_DIGITS, CHARS(0, cjk_kana), {.match = st_deepseek3, .flags = NO_TAIL}, ONE_DIGIT}},
+    {" spark2_5 ", .stage = {THREE_DIGITS, CHARS(0, cjk_kana), {.match = st_deepseek3, .flags = NO_TAIL}, ONE_DIGIT}},
     {" falcon ", .stage = {CHARS(P | ASCII_PUNCT, NULL), GPT2, {.match = st_three}}},
     {" default ", .stage = {CHARS(P, symbols), GPT2, ANY_DIGITS, {.match = st_three}}},
     {" bloom poro-chat gpt3-finnish ", .stage = {{.match = st_bloom}}},

@@ -27,7 +27,7 @@ static int add_byte(lr_tok *t, uint8_t b)
     const lr_vocab *v = t->v;
     int32_t id = v->byte_id[b] >= 0 ? v->byte_id[b] : v->unk;
     if (id < 0) return lr_fail(t->err, LR_EUNSUPPORTED, "the vocabulary has no token for the byte 0x%02X", b);
-    return lr_ids_add(&t->out, id, t->err);
+    return lr_text_ids_add(&t->out, id, t->err);
 }
 
 /* A character that is no token. Without byte tokens it is one unknown token. */
@@ -35,7 +35,7 @@ static int add_char(lr_tok *t, const char *s, size_t n)
 {
     const lr_vocab *v = t->v;
     if (n == 3 && memcmp(s, "\xE2\x96\x81", 3) == 0) return add_byte(t, ' ');
-    if (v->byte_id[(uint8_t)s[0]] < 0 && v->unk >= 0) return lr_ids_add(&t->out, v->unk, t->err);
+    if (v->byte_id[(uint8_t)s[0]] < 0 && v->unk >= 0) return lr_text_ids_add(&t->out, v->unk, t->err);
     for (size_t i = 0; i < n; i++)
         if (add_byte(t, (uint8_t)s[i])) return t->err->code;
     return 0;
@@ -45,10 +45,10 @@ static int add_char(lr_tok *t, const char *s, size_t n)
 static int finish_word(lr_tok *t)
 {
     if (t->n_sym == 0) return 0;
-    if (lr_merge_run(t, text_rank)) return t->err->code;
+    if (lr_text_merge_run(t, text_rank)) return t->err->code;
     for (int32_t i = 0; i >= 0; i = t->sym[i].next) {
         const lr_sym *s = &t->sym[i];
-        if (s->id >= 0 ? lr_ids_add(&t->out, s->id, t->err) : add_char(t, t->word + s->at, s->end - s->at))
+        if (s->id >= 0 ? lr_text_ids_add(&t->out, s->id, t->err) : add_char(t, t->word + s->at, s->end - s->at))
             return t->err->code;
     }
     t->n_sym = 0;
@@ -69,10 +69,10 @@ static int push_char(lr_tok *t, const char *s, size_t n)
     memcpy(t->word + at, s, n);
     int32_t id = lr_vocab_raw_id(t->v, s, n);
     if (id >= 0 && !(t->v->flag[id] & LR_TF_MERGE)) id = -1;
-    return lr_merge_push(t, at, at + (uint32_t)n, id);
+    return lr_text_merge_push(t, at, at + (uint32_t)n, id);
 }
 
-int lr_spm_segment(lr_tok *t, const uint8_t *s, size_t n, bool space_prefix)
+int lr_text_spm(lr_tok *t, const uint8_t *s, size_t n, bool space_prefix)
 {
     int32_t prev = -1; /* the character before, if the word goes on */
     t->n_sym = 0;

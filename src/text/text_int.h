@@ -29,11 +29,11 @@ typedef struct lr_pair {
 } lr_pair;
 
 /* Names found in texts, sorted by their bytes; first[b]..first[b + 1] are those that begin with b. */
-typedef struct lr_names {
+typedef struct lr_vocab_names {
     uint32_t n;
     int32_t *id; /* (n) */
     uint32_t first[257];
-} lr_names;
+} lr_vocab_names;
 
 struct lr_vocab {
     atomic_uint refs;
@@ -56,7 +56,7 @@ struct lr_vocab {
     uint8_t *near; /* SentencePiece: bitmap of hashed character pairs that stand side by side in some piece */
 
     int32_t byte_id[256]; /* the token of one byte, -1 none */
-    lr_names special, plain; /* with and without LR_TOK_SPECIAL */
+    lr_vocab_names special, plain; /* with and without LR_TOK_SPECIAL */
 };
 
 #define LR_NEAR_BITS 20
@@ -79,10 +79,10 @@ static inline lr_str lr_vocab_piece_str(const lr_vocab *v, uint32_t id)
     return (lr_str){v->piece_text + v->piece_at[id], v->piece_at[id + 1] - v->piece_at[id]};
 }
 /* The longest name at s[i..n); -1 none. */
-int32_t lr_names_match(const lr_vocab *v, const lr_names *names, const uint8_t *s, size_t i, size_t n);
+int32_t lr_vocab_names_match(const lr_vocab *v, const lr_vocab_names *names, const uint8_t *s, size_t i, size_t n);
 
 /* The byte-level alphabet: the UTF-8 spelling (1 or 2 bytes) of byte b in a token's raw text -> its length. */
-size_t lr_bytelevel_put(uint8_t b, char *out);
+size_t lr_text_bytelevel(uint8_t b, char *out);
 
 /* ---- tokenizing ---- */
 
@@ -91,7 +91,7 @@ typedef struct lr_ids {
     int32_t *id;
     size_t n, cap;
 } lr_ids;
-int lr_ids_add(lr_ids *o, int32_t id, lr_error *err);
+int lr_text_ids_add(lr_ids *o, int32_t id, lr_error *err);
 
 typedef struct lr_sym {
     uint32_t at, end; /* place in the word; end 0: merged away */
@@ -114,13 +114,13 @@ typedef struct lr_tok {
 } lr_tok;
 
 /* Adds a symbol at the end of the word; places must grow. */
-int lr_merge_push(lr_tok *t, uint32_t at, uint32_t end, int32_t id);
+int lr_text_merge_push(lr_tok *t, uint32_t at, uint32_t end, int32_t id);
 /* Merges the symbols until none is left to merge. pair tells what two neighbours (symbols a, b of t->sym) merge to:
  * false, or true and *rank, *id. */
-int lr_merge_run(lr_tok *t, bool (*pair)(const lr_tok *t, const lr_sym *a, const lr_sym *b, uint32_t *rank, int32_t *id));
+int lr_text_merge_run(lr_tok *t, bool (*pair)(const lr_tok *t, const lr_sym *a, const lr_sym *b, uint32_t *rank, int32_t *id));
 
 /* A segment of text without names in it. */
-int lr_bpe_segment(lr_tok *t, const uint8_t *s, size_t n);
-int lr_spm_segment(lr_tok *t, const uint8_t *s, size_t n, bool space_prefix);
+int lr_text_bpe(lr_tok *t, const uint8_t *s, size_t n);
+int lr_text_spm(lr_tok *t, const uint8_t *s, size_t n, bool space_prefix);
 
 #endif

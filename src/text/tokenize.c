@@ -3,7 +3,7 @@
  */
 #include "text/text_int.h"
 
-int lr_ids_add(lr_ids *o, int32_t id, lr_error *err)
+int lr_text_ids_add(lr_ids *o, int32_t id, lr_error *err)
 {
     if (o->n == o->cap) {
         size_t cap = o->cap ? o->cap + o->cap / 2 : 64;
@@ -22,17 +22,17 @@ static int segment(lr_tok *t, const uint8_t *s, size_t n, bool *fresh)
     const lr_vocab *v = t->v;
     bool prefix = *fresh && v->add_space_prefix;
     *fresh = false;
-    return v->kind == LR_VOCAB_BPE ? lr_bpe_segment(t, s, n) : lr_spm_segment(t, s, n, prefix);
+    return v->kind == LR_VOCAB_BPE ? lr_text_bpe(t, s, n) : lr_text_spm(t, s, n, prefix);
 }
 
 static int tokenize(lr_tok *t, const uint8_t *s, size_t n, unsigned flags)
 {
     const lr_vocab *v = t->v;
-    const lr_names *names = flags & LR_TOK_SPECIAL ? &v->special : &v->plain;
+    const lr_vocab_names *names = flags & LR_TOK_SPECIAL ? &v->special : &v->plain;
     bool fresh = true;
     size_t from = 0, i = 0;
     while (i < n) {
-        int32_t id = names->first[s[i]] < names->first[s[i] + 1] ? lr_names_match(v, names, s, i, n) : -1;
+        int32_t id = names->first[s[i]] < names->first[s[i] + 1] ? lr_vocab_names_match(v, names, s, i, n) : -1;
         if (id < 0) {
             i++;
             continue;
@@ -40,7 +40,7 @@ static int tokenize(lr_tok *t, const uint8_t *s, size_t n, unsigned flags)
         bool control = v->flag[id] & LR_TF_CONTROL;
         if (i > from && segment(t, s + from, i - from, &fresh)) return t->err->code;
         if (!control && fresh && segment(t, s, 0, &fresh)) return t->err->code;
-        if (lr_ids_add(&t->out, id, t->err)) return t->err->code;
+        if (lr_text_ids_add(&t->out, id, t->err)) return t->err->code;
         if (control) fresh = true;
         i += lr_vocab_piece_str(v, (uint32_t)id).n;
         from = i;
@@ -58,11 +58,11 @@ int lr_tokenize(const lr_vocab *v, const char *text, size_t n, unsigned flags, i
     t.out.cap = n / 3 + 16;
     t.out.id = lr_reallocarray(NULL, t.out.cap, sizeof *t.out.id);
     if (!t.out.id) return lr_fail(err, LR_ENOMEM, "no memory to tokenize %zu bytes", n);
-    if (bos) rc = lr_ids_add(&t.out, v->bos, err);
+    if (bos) rc = lr_text_ids_add(&t.out, v->bos, err);
     if (rc == 0 && n) rc = tokenize(&t, (const uint8_t *)text, n, flags);
     if (rc == 0 && bos && t.out.n > 1 && t.out.id[1] == v->bos) /* the text brought its own */
         memmove(t.out.id, t.out.id + 1, --t.out.n * sizeof *t.out.id);
-    if (rc == 0 && eos && (t.out.n == 0 || t.out.id[t.out.n - 1] != v->eos)) rc = lr_ids_add(&t.out, v->eos, err);
+    if (rc == 0 && eos && (t.out.n == 0 || t.out.id[t.out.n - 1] != v->eos)) rc = lr_text_ids_add(&t.out, v->eos, err);
     lr_free(t.sym);
     lr_free(t.heap);
     lr_free(t.word);

@@ -85,11 +85,26 @@ static const uint16_t class_of[] = {
 };
 
 const uint16_t lr_uc_ascii[128] = {
-    ['\t' ... '\r'] = LR_UC_WS, [' '] = LR_UC_WS,       ['!' ... '#'] = LR_UC_P,  ['$'] = LR_UC_S,
-    ['%' ... '*'] = LR_UC_P,    ['+'] = LR_UC_S,        [',' ... '/'] = LR_UC_P,  ['0' ... '9'] = LR_UC_N,
-    [':' ... ';'] = LR_UC_P,    ['<' ... '>'] = LR_UC_S, ['?' ... '@'] = LR_UC_P,  ['A' ... 'Z'] = LR_UC_LU,
-    ['[' ... ']'] = LR_UC_P,    ['^'] = LR_UC_S,        ['_'] = LR_UC_P,          ['`'] = LR_UC_S,
-    ['a' ... 'z'] = LR_UC_LL,   ['{'] = LR_UC_P,        ['|'] = LR_UC_S,          ['}'] = LR_UC_P,
+    ['\t' ... '\r'] = LR_UC_WS,
+    [' '] = LR_UC_WS,
+    ['!' ... '#'] = LR_UC_P,
+    ['$'] = LR_UC_S,
+    ['%' ... '*'] = LR_UC_P,
+    ['+'] = LR_UC_S,
+    [',' ... '/'] = LR_UC_P,
+    ['0' ... '9'] = LR_UC_N,
+    [':' ... ';'] = LR_UC_P,
+    ['<' ... '>'] = LR_UC_S,
+    ['?' ... '@'] = LR_UC_P,
+    ['A' ... 'Z'] = LR_UC_LU,
+    ['[' ... ']'] = LR_UC_P,
+    ['^'] = LR_UC_S,
+    ['_'] = LR_UC_P,
+    ['`'] = LR_UC_S,
+    ['a' ... 'z'] = LR_UC_LL,
+    ['{'] = LR_UC_P,
+    ['|'] = LR_UC_S,
+    ['}'] = LR_UC_P,
     ['~'] = LR_UC_S,
 };
 
@@ -135,8 +150,7 @@ static void sort_marks(int32_t *a, size_t n, int32_t *tmp)
         for (size_t lo = 0; lo < n; lo += 2 * w) {
             size_t mid = lo + w < n ? lo + w : n, hi = lo + 2 * w < n ? lo + 2 * w : n;
             size_t i = lo, j = mid, k = lo;
-            while (i < mid || j < hi)
-                tmp[k++] = j >= hi || (i < mid && ccc(a[i]) <= ccc(a[j])) ? a[i++] : a[j++];
+            while (i < mid || j < hi) tmp[k++] = j >= hi || (i < mid && ccc(a[i]) <= ccc(a[j])) ? a[i++] : a[j++];
         }
         memcpy(a, tmp, n * sizeof *a);
     }

@@ -55,7 +55,7 @@ static int32_t alphabet_char(uint8_t b)
     return 256 + (b < 33 ? b : b < 161 ? b - 127 + 33 : 67);
 }
 
-size_t lr_bytelevel_put(uint8_t b, char *out) { return lr_utf8_put(alphabet_char(b), (uint8_t *)out); }
+size_t lr_text_bytelevel(uint8_t b, char *out) { return lr_utf8_put(alphabet_char(b), (uint8_t *)out); }
 
 /* The byte of a character of the alphabet, -1 if it is not one. */
 static int alphabet_byte(int32_t cp)
@@ -142,11 +142,33 @@ static bool has_token(const lr_vocab *v, const char *name) { return lr_vocab_raw
  * vocabularies, and where it ends texts the file says so. */
 static bool ends_generation(const lr_vocab *v, lr_str t)
 {
-    static const char *const names[] = {
-        "<|im_end|>", "<|endoftext|>", "<|eot_id|>", "<|eom_id|>", "<|end_of_text|>", "<end_of_turn>", "<turn|>",
-        "<|end|>", "<|return|>", "<|call|>", "<|flush|>", "<|calls|>", "<|eot|>", "<|eom|>", "<|endofturn|>",
-        "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<eos>", "<|eos|>", "<|END_OF_TURN_TOKEN|>",
-        "<|end_of_turn|>", "<\xEF\xBD\x9C" "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>", NULL};
+    static const char *const names[] = {"<|im_end|>",
+                                        "<|endoftext|>",
+                                        "<|eot_id|>",
+                                        "<|eom_id|>",
+                                        "<|end_of_text|>",
+                                        "<end_of_turn>",
+                                        "<turn|>",
+                                        "<|end|>",
+                                        "<|return|>",
+                                        "<|call|>",
+                                        "<|flush|>",
+                                        "<|calls|>",
+                                        "<|eot|>",
+                                        "<|eom|>",
+                                        "<|endofturn|>",
+                                        "<end_of_utterance>",
+                                        "<EOT>",
+                                        "_<EOT>",
+                                        "[EOT]",
+                                        "[EOS]",
+                                        "<eos>",
+                                        "<|eos|>",
+                                        "<|END_OF_TURN_TOKEN|>",
+                                        "<|end_of_turn|>",
+                                        "<\xEF\xBD\x9C"
+                                        "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
+                                        NULL};
     if (!name_in(t, names)) return false;
     /* In the harmony format <|end|> ends a message; <|return|> and <|call|> end the turn. */
     if (lr_str_is(t, "<|end|>") && has_token(v, "<|return|>") && has_token(v, "<|call|>")) return false;
@@ -198,7 +220,7 @@ static int by_text(const void *pa, const void *pb)
     return a->id < b->id ? -1 : 1;
 }
 
-static int names_build(lr_vocab *v, lr_names *names, unsigned flag, lr_error *err)
+static int names_build(lr_vocab *v, lr_vocab_names *names, unsigned flag, lr_error *err)
 {
     uint32_t n = 0;
     for (uint32_t id = 0; id < v->n; id++) n += (v->flag[id] & flag) != 0 && v->piece_at[id + 1] > v->piece_at[id];
@@ -225,7 +247,7 @@ static int names_build(lr_vocab *v, lr_names *names, unsigned flag, lr_error *er
     return 0;
 }
 
-int32_t lr_names_match(const lr_vocab *v, const lr_names *names, const uint8_t *s, size_t i, size_t n)
+int32_t lr_vocab_names_match(const lr_vocab *v, const lr_vocab_names *names, const uint8_t *s, size_t i, size_t n)
 {
     uint32_t lo = names->first[s[i]], hi = names->first[s[i] + 1];
     int32_t found = -1;
@@ -309,7 +331,10 @@ static void mark_near(lr_vocab *v, uint32_t id)
 /* A float's order as an unsigned number, turned round; -0 is 0, and what is no number comes last. */
 static uint32_t score_rank(float f)
 {
-    union { float f; uint32_t u; } x = {f + 0.0f};
+    union {
+        float f;
+        uint32_t u;
+    } x = {f + 0.0f};
     if (f != f) return UINT32_MAX - 1;
     uint32_t up = x.u & 0x80000000u ? ~x.u : x.u | 0x80000000u;
     return ~up < UINT32_MAX - 1 ? ~up : UINT32_MAX - 1;
@@ -331,7 +356,7 @@ static void find_bytes(lr_vocab *v)
 {
     for (unsigned b = 0; b < 256; b++) {
         char c[2];
-        v->byte_id[b] = v->kind == LR_VOCAB_BPE ? lr_vocab_raw_id(v, c, lr_bytelevel_put((uint8_t)b, c)) : -1;
+        v->byte_id[b] = v->kind == LR_VOCAB_BPE ? lr_vocab_raw_id(v, c, lr_text_bytelevel((uint8_t)b, c)) : -1;
     }
     for (uint32_t id = 0; v->kind == LR_VOCAB_SPM && id < v->n; id++) {
         int b = v->type[id] == LR_TT_BYTE ? byte_name(lr_vocab_raw_str(v, id)) : -1;
@@ -343,7 +368,10 @@ static void find_bytes(lr_vocab *v)
 
 static int check_spec(lr_vocab *v, const lr_vocab_spec *spec, lr_error *err)
 {
-    const struct { const char *name; int32_t id; } ids[] = {
+    const struct {
+        const char *name;
+        int32_t id;
+    } ids[] = {
         {"bos", spec->bos}, {"eos", spec->eos}, {"unknown", spec->unk}, {"eot", spec->eot}, {"padding", spec->pad}};
     const char *model = spec->model ? spec->model : "";
     if (strcmp(model, "gpt2") == 0)
@@ -351,7 +379,8 @@ static int check_spec(lr_vocab *v, const lr_vocab_spec *spec, lr_error *err)
     else if (strcmp(model, "llama") == 0)
         v->kind = LR_VOCAB_SPM;
     else
-        return lr_fail(err, LR_EUNSUPPORTED, "tokenizer.ggml.model \"%.40s\" is not supported (gpt2 and llama are)", model);
+        return lr_fail(err, LR_EUNSUPPORTED, "tokenizer.ggml.model \"%.40s\" is not supported (gpt2 and llama are)",
+                       model);
     v->pre = v->kind == LR_VOCAB_BPE ? lr_pre_find(spec->pre) : NULL;
     if (v->kind == LR_VOCAB_BPE && !spec->pre)
         return lr_fail(err, LR_EUNSUPPORTED, "the file does not say how text is split (tokenizer.ggml.pre is missing)");
@@ -436,7 +465,7 @@ lr_vocab *lr_vocab_ref(lr_vocab *v)
 void lr_vocab_unref(lr_vocab *v)
 {
     if (!v || atomic_fetch_sub(&v->refs, 1) != 1) return;
-    void *parts[] = {v->raw_text, v->piece_text, v->raw_at, v->piece_at, v->type,       v->flag, v->rank,
+    void *parts[] = {v->raw_text, v->piece_text, v->raw_at, v->piece_at,   v->type,     v->flag, v->rank,
                      v->slot,     v->pair,       v->near,   v->special.id, v->plain.id, v};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) lr_free(parts[i]);
 }
@@ -489,7 +518,7 @@ int32_t lr_vocab_find(const lr_vocab *v, const char *text, size_t n)
     if (id >= 0) return id;
     for (size_t i = 0; i < n; i++) {
         if (v->kind == LR_VOCAB_BPE) {
-            o += lr_bytelevel_put((uint8_t)text[i], raw + o);
+            o += lr_text_bytelevel((uint8_t)text[i], raw + o);
         } else if (text[i] == ' ') {
             memcpy(raw + o, "\xE2\x96\x81", 3);
             o += 3;

@@ -66,7 +66,8 @@ static inline lr_vocab *model_vocab(const char *file, double *build_s)
         return NULL;
     }
     const lr_gguf_array *tokens = kv_array(g, "tokenizer.ggml.tokens"), *scores = kv_array(g, "tokenizer.ggml.scores"),
-                        *types = kv_array(g, "tokenizer.ggml.token_type"), *merges = kv_array(g, "tokenizer.ggml.merges");
+                        *types = kv_array(g, "tokenizer.ggml.token_type"),
+                        *merges = kv_array(g, "tokenizer.ggml.merges");
     lr_vocab_spec spec = {
         .model = kv_name(g, "tokenizer.ggml.model", model),
         .pre = kv_name(g, "tokenizer.ggml.pre", pre),
