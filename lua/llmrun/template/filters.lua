@@ -142,10 +142,14 @@ end)
 
 define("wordcount", {}, function(v)
     local s = flat(str(v))
-    charge(1 + #s // 16)
-    local n = 0
-    for _ in s:gmatch "[%w_\x80-\xFF]+" do
-        n = n + 1
+    charge(1 + #s // 4)
+    local n, inside = 0, false
+    for c in s:gmatch(text.CHAR) do
+        local word = c:find "^[%w_]" or (#c > 1 and text.is_alpha(c))
+        if word and not inside then
+            n = n + 1
+        end
+        inside = word
     end
     return n
 end)
@@ -361,9 +365,9 @@ local function round_common(x, precision)
         return x
     elseif precision < 0 then
         local unit = 10.0 ^ -precision
-        return tonumber(string.format("%.0f", x / unit)) * unit + 0.0
+        return tonumber(string.format("%.0f.0", x / unit)) * unit
     end
-    return tonumber(string.format("%." .. math.min(precision, 99) .. "f", x)) + 0.0
+    return tonumber(string.format("%." .. math.min(precision, 99) .. "f", x) .. (precision == 0 and ".0" or ""))
 end
 
 define("round", { "precision", "method" }, function(v, precision, method)

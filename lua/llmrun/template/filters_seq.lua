@@ -170,7 +170,7 @@ define("unique", { "case_sensitive", "attribute" }, function(v, case_sensitive, 
     charge(n)
     for i = 1, n do
         local k = key and key(items[i]) or items[i]
-        local id = value.to_key(k)
+        local id = type(k) == "boolean" and (k and 1 or 0) or value.to_key(k)
         if id == nil then
             if value.is_undef(k) then
                 id = value.Undef

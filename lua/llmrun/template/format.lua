@@ -366,6 +366,7 @@ local function replacement(s, i, args, n, named, auto)
     if not field then
         raise("value", "expected '}' in a format")
     end
+    local v = field_value(field, args, n, named, auto)
     if spec:find("{", 1, true) then
         -- a nested field: the spec goes to the brace after the inner ones
         local inner
@@ -377,7 +378,6 @@ local function replacement(s, i, args, n, named, auto)
             return flat(show.str(field_value(name, args, n, named, auto)))
         end)
     end
-    local v = field_value(field, args, n, named, auto)
     if conv == "!r" or conv == "!a" then
         v = show.repr(v)
     elseif conv == "!s" then

@@ -97,9 +97,6 @@ end, true)
 ---Sets an attribute of a namespace.
 function M.set_namespace(ns, name, v)
     if getmetatable(ns) ~= Namespace then
-        if value.is_undef(ns) then
-            value.raise_undef(ns)
-        end
         raise("type", "cannot assign attribute on non-namespace object")
     end
     check_name(name)

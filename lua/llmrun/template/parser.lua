@@ -167,6 +167,9 @@ local for_ends, for_else_ends = ends("else", "endfor"), ends "endfor"
 
 statements["for"] = function(self, pos)
     local target = self:target()
+    if target.id == "loop" then
+        fail(target.pos, "'loop' is the loop's own variable")
+    end
     if not self:skip_name "in" then
         self:fail("expected 'in', found %s", self:describe())
     end

@@ -15,7 +15,7 @@ local MAX_NEST = 100
 ---Returns sign, digits, exponent (value = 0.DIGITS * 10^exponent).
 local function digits_of(x)
     local s
-    for precision = 14, 16 do
+    for precision = math.abs(x) < 0x1p-1022 and 0 or 14, 16 do
         s = string.format("%." .. precision .. "e", x)
         if tonumber(s) == x then
             break

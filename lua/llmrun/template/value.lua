@@ -152,7 +152,9 @@ M.indexed = indexed
 
 ---Raises the error of using an undefined value.
 function M.raise_undef(v)
-    if v and v.attr then
+    if v and v.attr and v.attr:find "^__" then
+        raise("security", "there is no access to '%s'", v.attr)
+    elseif v and v.attr then
         raise("undefined", "'%s' is undefined (no such attribute or key)", v.attr)
     end
     raise("undefined", "'%s' is undefined", v and v.name or "value")
@@ -408,7 +410,7 @@ function M.slice(v, from, to, step)
     elseif k == "undef" then
         M.raise_undef(v)
     end
-    return M.undef_attr "slice"
+    return raise("type", "'%s' object cannot be sliced", M.type_name(v))
 end
 
 -- Attributes and items -------------------------------------------------------------------------------------------------
