@@ -20,17 +20,17 @@
 struct lr_model;
 struct lr_vocab;
 
-/* A model as Lua holds it. The userdata owns the model; whatever uses the model (an engine) keeps the userdata alive
- * through a user value. */
+/* A model as Lua holds it, until an engine takes it over. User value 1 keeps what the model needs (its file). */
 #define LR_LUA_MODEL "llmrun.model"
 typedef struct lr_lua_model {
-    struct lr_model *model; /* NULL: not loaded yet, or closed */
-    int users;              /* engines that run it: it can't be closed while there are any */
+    struct lr_model *model; /* NULL: not loaded yet, closed, or taken by an engine */
 } lr_lua_model;
 /* Pushes an empty model userdata with its metatable (lua_model.c). */
 lr_lua_model *lr_lua_new_model(lua_State *L);
 /* The model at idx; raises if it is none or closed. */
 struct lr_model *lr_lua_check_model(lua_State *L, int idx);
+/* Pushes a table of what a model is: see lua_model.c. */
+void lr_lua_push_model_info(lua_State *L, const struct lr_model *m);
 
 /* A vocabulary as Lua holds it: one reference. */
 #define LR_LUA_VOCAB "llmrun.vocab"
