@@ -35,7 +35,8 @@ typedef struct lr_engine_config {
     int block_size;        /* token slots a KV block, 1..256; 16 */
     int kv_blocks[LR_KV_GROUPS]; /* 0 = by kv_bytes / kv_fraction */
     size_t kv_bytes;       /* for all groups together; 0 = by kv_fraction */
-    double kv_fraction;    /* of the memory that is available now; 0 = four contexts, but at most 0.4 of it */
+    double kv_fraction;    /* of the memory that is available now; 0 = one context, up to four of them in 16384 tokens,
+                              but at most 0.4 of the memory */
     int kv_type;           /* lr_dtype; LR_F16 */
     int context;           /* longest sequence; 0 = the model's */
     bool prefix_cache;     /* true */
@@ -81,6 +82,8 @@ int lr_engine_busy(const lr_engine *);
 double lr_engine_now(const lr_engine *); /* seconds on the engine's clock */
 /* Grows with each step; logits of an older generation are dead. */
 uint64_t lr_engine_generation(const lr_engine *);
+/* Writes a trace of all that happens to a file from now on (trace.h); NULL ends it. LR_EIO. */
+int lr_engine_trace(lr_engine *, const char *path, lr_error *err);
 /* Forgets cached prefixes that no sequence holds. */
 void lr_engine_drop_cached(lr_engine *);
 /* Every invariant of pool, tables, sequences and lists; LR_ESTATE says which is broken. For tests; slow. */
@@ -128,15 +131,15 @@ uint64_t lr_seq_id(const lr_seq *);
 void lr_seq_set_tag(lr_seq *, uint64_t tag);
 uint64_t lr_seq_tag(const lr_seq *);
 /* Blocks of an idle sequence go to the prefix cache when memory runs short, and are recomputed later if lost; those of
- * a pinned one stay. LR_EFULL: over max_pinned, or an active request would no longer fit. */
+ * a pinned one stay. LR_EFULL: over max_pinned, or an active request would no longer fit; a pinned sequence that grows
+ * past that is pinned no longer. */
 int lr_seq_pin(lr_seq *, bool on, lr_error *err);
 /* Tokens of the sequence that would not need computing now: its own and what the prefix cache holds. */
 size_t lr_seq_peek_cached(const lr_seq *);
 
 /* Tokens and KV to a file, written whole or not at all; computes nothing. Restoring checks version, checksum and the
- * model's fingerprint: LR_EFORMAT (damaged), LR_EUNSUPPORTED (other version), LR_ESTATE (other model; or other KV type
- * or block size: the tokens are taken, the KV is not, and 0 is returned). If the pool has no room for the KV the
- * sequence holds the tokens only. */
+ * model's fingerprint: LR_EFORMAT (damaged), LR_EUNSUPPORTED (other version), LR_ESTATE (other model). If the KV type or
+ * block size differ, or the pool has no room, the sequence gets the tokens only and computes them again. */
 int lr_seq_save(lr_seq *, const char *path, lr_error *err);
 int lr_seq_restore(lr_engine *, const char *path, const lr_seq_config *cfg, lr_seq **out, lr_error *err);
 

@@ -103,6 +103,8 @@ typedef struct lr_kv_table {
 void lr_kv_table_init(lr_kv *, lr_kv_table *, lr_kv_space *space);
 /* Lets go of everything. */
 void lr_kv_table_deinit(lr_kv *, lr_kv_table *);
+/* Also changes the nodes behind the table that carry its old tag. */
+void lr_kv_table_set_tag(lr_kv_table *, uint64_t tag);
 /* Memory for the entries of n tokens. */
 int lr_kv_table_reserve(lr_kv *, lr_kv_table *, int n_tokens, lr_error *err);
 /* dst (initialised, empty) becomes a copy of src that shares all its blocks. */

@@ -375,3 +375,12 @@ bool lr_kv_table_write(lr_kv *kv, lr_kv_table *t, int computed, const int first[
     t->computed = computed;
     return true;
 }
+
+void lr_kv_table_set_tag(lr_kv_table *t, uint64_t tag)
+{
+    uint64_t old = t->tag;
+    t->tag = tag;
+    for (lr_kv_node *n = t->tail; n->parent; n = n->parent) {
+        if (n->tag == old) n->tag = tag;
+    }
+}

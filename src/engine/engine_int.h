@@ -1,0 +1,179 @@
+/* engine_int.h - inside of src/engine: the structs, and the calls between its files.
+ *
+ * seq.c sequences and idle ones giving way; request.c submission, end, events; step.c the step and the batch; sched.c
+ * what a hook may do to a step and the built-in rule; output.c what becomes of a row of logits; metrics.c, trace.c,
+ * snapshot.c.
+ *
+ * Lists. `waiting` and `running` are arrays in order of request id. During a step they keep their length: an entry
+ * whose state no longer fits is skipped, requests that start are put into `started`; settle() at the step's end brings
+ * the arrays up to date and carries out what was put off (cancel, free).
+ */
+#ifndef LR_ENGINE_ENGINE_INT_H
+#define LR_ENGINE_ENGINE_INT_H
+#include "engine/metrics.h"
+#include "engine/policy.h"
+#include "engine/trace.h"
+#include "text/stop.h"
+
+struct lr_seq {
+    lr_engine *e;
+    uint64_t id;
+    int32_t *tokens; /* (cap), len in use */
+    int len, cap;
+    lr_kv_table kv;
+    lr_request *req;               /* active request */
+    lr_seq *prev, *next;           /* all sequences */
+    lr_seq *idle_prev, *idle_next; /* those that hold blocks and do not run, longest idle first */
+    bool is_idle, pinned, dead;    /* in that list; see lr_seq_pin; to be freed at the step's end */
+    int pin_blocks[LR_KV_GROUPS];  /* counted in the engine's `pinned` */
+    void *swap;                    /* KV in host memory */
+    size_t swap_bytes;
+    int swap_computed, swap_first[LR_KV_GROUPS];
+};
+
+struct lr_request {
+    lr_req_info info;
+    lr_engine *e;
+    lr_sampler *sampler;
+    lr_constraint con; /* all NULL = none */
+    lr_stopset *stops;
+    lr_stop stop;
+    lr_detok detok;
+    int32_t *stop_ids;
+    size_t n_stop_ids;
+    bool ignore_eos, free_seq;
+    int n_top;      /* -1 = no log-probabilities */
+    int next_score; /* SCORE: position of the next token to score */
+    int limit;      /* longest that the sequence may get */
+    char *text;
+    size_t text_n, text_cap;
+    lr_token_rec *recs;
+    lr_top *tops; /* (recs_cap, n_top) */
+    size_t n_recs, recs_cap;
+    uint32_t raw_n;
+    float *logits;
+    uint64_t logits_generation;
+    double t_wait; /* since when it waits */
+    /* this step */
+    int granted, n_out, out; /* rows, logit rows, index of the first of these */
+    uint64_t barred;         /* generation in which it may not run any more */
+    bool started;            /* has ever run */
+    bool want_cancel, want_free;
+    unsigned events;
+    bool queued; /* in the event list */
+    lr_request *ev_prev, *ev_next;
+    lr_request *prev, *next; /* all requests */
+    lr_fault fault;
+    int fault_after;
+};
+
+typedef struct req_list {
+    lr_request **at;
+    int n, cap;
+} req_list;
+
+struct lr_step {
+    lr_engine *e;
+    int budget, outs; /* rows and logit rows left; each running request has one logit row set apart */
+    int n_running;    /* running now, started ones included */
+    int n_granted;    /* rows granted */
+    const char *refusal;
+    double hook_time;
+};
+
+struct lr_engine {
+    lr_engine_config cfg;
+    lr_model *model;
+    lr_kv *kv;
+    lr_policy policy; /* name NULL = built-in */
+    int context;
+    req_list waiting, running, started;
+    lr_request *requests;
+    lr_seq *seqs, *idle_old, *idle_new;
+    lr_request *ev_first, *ev_last;
+    int n_seqs, n_requests, n_deferred;
+    int pinned[LR_KV_GROUPS];
+    size_t swapped;
+    uint64_t next_req, next_seq, generation;
+    bool in_step, in_forward;
+    int idle_steps; /* in a row */
+    lr_step step;
+    /* the batch */
+    int max_out;
+    int32_t *rows;          /* (max_batch_tokens) */
+    lr_batch_seq *batch;    /* (max_seqs) */
+    lr_request **batch_req; /* (max_seqs) */
+    int32_t *out_rows;      /* (max_out) */
+    float *logits;          /* (max_out, n_vocab) */
+    char *scratch;          /* (LR_DETOK_CAP) */
+    lr_metrics metrics;
+    lr_trace *trace;
+};
+
+static inline bool lr_engine__active(const lr_request *r)
+{
+    return r->info.state == LR_REQ_WAITING || r->info.state == LR_REQ_RUNNING;
+}
+
+/* engine.c */
+double lr_engine__now(const lr_engine *);
+int lr_engine__list_reserve(req_list *, int n);
+/* Puts a request in its place by id; room must be there. */
+void lr_engine__list_insert(req_list *, lr_request *);
+void lr_engine__list_remove(req_list *, lr_request *);
+int lr_engine__not_in_step(const lr_engine *, lr_error *err);
+
+/* seq.c */
+void lr_seq__free_now(lr_seq *);
+/* The sequence does not run any more / runs now: in and out of the idle list. */
+void lr_seq__rest(lr_seq *);
+void lr_seq__wake(lr_seq *);
+/* Takes blocks from the longest idle sequence; false if there is none. */
+bool lr_engine__park_one(lr_engine *);
+int lr_seq__reserve(lr_seq *, int n_tokens, lr_error *err);
+/* Counts a pinned sequence's blocks anew; over the bound it is pinned no longer. */
+void lr_seq__repin(lr_seq *);
+/* KV to host memory: false (and nothing done) if that is full. */
+bool lr_seq__swap_out(lr_seq *);
+void lr_seq__swap_drop(lr_seq *);
+/* Tokens of a sequence that fit beside what other sequences pin. */
+int lr_engine__capacity(const lr_engine *, const lr_seq *s);
+
+/* request.c */
+void lr_request__event(lr_request *, unsigned what);
+/* Ends an active request; inside a step its list entries stay until settle. */
+void lr_request__end(lr_request *, lr_req_state state, lr_finish how);
+void lr_request__fail(lr_request *, const lr_error *err);
+void lr_request__free_now(lr_request *);
+/* Room for one more record, for n more bytes of text. */
+int lr_request__more_recs(lr_request *, lr_error *err);
+int lr_request__more_text(lr_request *, size_t n, lr_error *err);
+int lr_request__cmp_ids(const void *a, const void *b); /* order of stop_ids */
+/* First position that has to be computed for the next logits wanted, and one past the last. */
+int lr_request__need_from(const lr_request *);
+int lr_request__end_pos(const lr_request *);
+void lr_request__update_pending(lr_request *);
+
+/* step.c */
+/* Carries out what was put off: cancels, then frees. */
+void lr_engine__deferred(lr_engine *);
+
+/* sched.c */
+void lr_step__begin(lr_engine *);
+void lr_step__schedule(lr_engine *);
+void lr_step__preempt(lr_step *, lr_request *, lr_preempt_how how);
+
+/* output.c */
+/* Deals with the logits of a request that ran n rows in this step; counts the rows as computed. False: the request
+ * was failed. */
+bool lr_request__take_logits(lr_request *, int n);
+/* What is held back comes out. */
+void lr_request__flush_text(lr_request *);
+
+/* metrics.c */
+void lr_hist__add_T(lr_hist *, double v);
+void lr_hist__add_L(lr_hist *, double v);
+void lr_hist__add_N(lr_hist *, double v);
+void lr_hist__add_B(lr_hist *, double v);
+
+#endif

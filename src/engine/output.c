@@ -1,0 +1,256 @@
+/* output.c - what becomes of a row of logits: a drawn token with its text, a view, or log-probabilities. See engine.h.
+ */
+#include "engine/engine_int.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- text ---- */
+
+/* Puts n bytes through the stop matcher into the request's text. */
+static int put_text(lr_request *r, const char *s, size_t n, lr_error *err)
+{
+    int rc = lr_request__more_text(r, lr_stop_held(&r->stop) + n, err);
+    if (rc) return rc;
+    size_t out = lr_stop_push(&r->stop, s, n, r->text + r->text_n, r->text_cap - r->text_n);
+    r->text_n += out;
+    if (out) lr_request__event(r, LR_EV_TEXT);
+    return 0;
+}
+
+void lr_request__flush_text(lr_request *r)
+{
+    char tail[8];
+    lr_error err;
+    if (r->stop.hit >= 0) return;
+    size_t n = lr_detok_flush(&r->detok, tail, sizeof tail);
+    if (put_text(r, tail, n, &err) || r->stop.hit >= 0) return;
+    if (lr_request__more_text(r, lr_stop_held(&r->stop), &err)) return;
+    n = lr_stop_flush(&r->stop, r->text + r->text_n, r->text_cap - r->text_n);
+    r->text_n += n;
+    if (n) lr_request__event(r, LR_EV_TEXT);
+}
+
+/* ---- log-probabilities ---- */
+
+/* Inserts into a list of the k best, best first, ties by lower id (ids come in ascending order). */
+static void keep_best(lr_top *top, int *n, int k, int32_t id, float v)
+{
+    int i = *n;
+    if (i == k && !(v > top[k - 1].logprob)) return;
+    if (i == k) i--;
+    for (; i > 0 && v > top[i - 1].logprob; i--) top[i] = top[i - 1];
+    top[i] = (lr_top){id, v};
+    if (*n < k) ++*n;
+}
+
+/* Log-probability of id and the n_top best. False if the row holds NaN or nothing finite. */
+static bool row_logprob(const float *x, int n_vocab, int32_t id, int n_top, float *logprob, lr_top *top)
+{
+    float max = -INFINITY;
+    double sum = 0;
+    int n = 0;
+    for (int i = 0; i < n_vocab; i++) {
+        if (x[i] > max) max = x[i];
+    }
+    if (!isfinite(max)) return false;
+    for (int i = 0; i < n_vocab; i++) sum += exp((double)x[i] - max);
+    if (!isfinite(sum)) return false;
+    double lse = max + log(sum);
+    *logprob = (float)(x[id] - lse);
+    if (n_top <= 0) return true;
+    for (int i = 0; i < n_vocab; i++) keep_best(top, &n, n_top, i, x[i]);
+    for (int i = 0; i < n; i++) top[i].logprob = (float)(top[i].logprob - lse);
+    return true;
+}
+
+/* ---- tokens ---- */
+
+static int add_rec(lr_request *r, int32_t id, float logprob, lr_error *err)
+{
+    size_t n;
+    int rc = lr_request__more_recs(r, err);
+    if (rc) return rc;
+    lr_vocab_piece(r->e->model->vocab, id, &n);
+    r->recs[r->n_recs++] = (lr_token_rec){.id = id, .logprob = logprob, .raw_at = r->raw_n, .raw_n = (uint32_t)n};
+    r->raw_n += (uint32_t)n;
+    lr_request__event(r, LR_EV_TOKEN);
+    return 0;
+}
+
+static bool is_end(const lr_request *r, int32_t id)
+{
+    if (r->n_stop_ids && bsearch(&id, r->stop_ids, r->n_stop_ids, sizeof id, lr_request__cmp_ids)) return true;
+    return !r->ignore_eos && lr_vocab_is_eog(r->e->model->vocab, id);
+}
+
+static void stamp(lr_request *r)
+{
+    lr_engine *e = r->e;
+    double now = lr_engine__now(e);
+    lr_req_info *i = &r->info;
+    if (i->n_generated++ == 0) {
+        i->t_first = now;
+        lr_hist__add_T(&e->metrics.ttft, now - i->t_arrival);
+    } else {
+        lr_hist__add_T(&e->metrics.itl, now - i->t_last);
+    }
+    i->t_last = now;
+    e->metrics.generation_tokens++;
+}
+
+/* Appends a drawn token to the sequence and the text. */
+static int append(lr_request *r, int32_t id, float logprob, lr_error *err)
+{
+    lr_seq *q = r->info.seq;
+    int rc = lr_seq__reserve(q, q->len + 1, err);
+    if (!rc) rc = add_rec(r, id, logprob, err);
+    if (rc) return rc;
+    q->tokens[q->len++] = id;
+    size_t n = lr_detok_push(&r->detok, id, r->e->scratch, LR_DETOK_CAP);
+    return put_text(r, r->e->scratch, n, err);
+}
+
+static int draw(lr_request *r, float *logits, int32_t *id, float *logprob, lr_error *err)
+{
+    lr_seq *q = r->info.seq;
+    size_t n_prompt = (size_t)r->info.n_prompt;
+    lr_sample_ctx ctx = {.prompt = q->tokens,
+                         .n_prompt = n_prompt,
+                         .generated = q->tokens + n_prompt,
+                         .n_generated = (size_t)q->len - n_prompt,
+                         .seed = lr_sampler_seed(r->sampler),
+                         .position = (uint64_t)q->len};
+    int rc = lr_request__more_recs(r, err); /* the best of this token have their place behind those before */
+    if (rc) return rc;
+    lr_top *top = r->n_top > 0 ? r->tops + r->n_recs * (size_t)r->n_top : NULL;
+    const uint32_t *mask = r->con.mask ? r->con.mask(r->con.user) : NULL;
+    *logprob = NAN;
+    return lr_sampler_draw(r->sampler, logits, mask, &ctx, r->n_top, id, logprob, top, err);
+}
+
+/* After a token that does not end the request by itself: does anything else end it? */
+static lr_finish after_token(lr_request *r, int32_t id, bool closed)
+{
+    lr_engine *e = r->e;
+    lr_finish how = LR_FINISH_NONE;
+    if (r->stop.hit >= 0) {
+        r->info.stop_string = r->stop.hit;
+        how = LR_FINISH_STOP;
+    } else if (closed) {
+        how = LR_FINISH_STOP;
+    } else if (r->info.n_generated >= r->info.max_tokens) {
+        how = LR_FINISH_LENGTH;
+    }
+    if (e->policy.token) {
+        int rc = e->policy.token(e->policy.user, r, id);
+        if (rc < 0) e->metrics.policy_failed++;
+        if (rc > 0 && how == LR_FINISH_NONE) how = LR_FINISH_STOP;
+    }
+    return how;
+}
+
+static int generate(lr_request *r, float *logits, int n, lr_error *err)
+{
+    int32_t id = 0;
+    float logprob;
+    lr_seq *q = r->info.seq;
+    int rc = draw(r, logits, &id, &logprob, err);
+    if (rc) return rc;
+    lr_kv_table_advance(r->e->kv, &q->kv, q->tokens, n);
+    stamp(r);
+    if (is_end(r, id)) {
+        r->info.stop_token = id;
+        lr_request__end(r, LR_REQ_DONE, LR_FINISH_STOP);
+        return 0;
+    }
+    bool closed = false;
+    if (r->con.accept) {
+        rc = r->con.accept(r->con.user, id, err);
+        if (rc < 0) return rc;
+        closed = rc > 0;
+    }
+    rc = append(r, id, logprob, err);
+    if (rc) return rc;
+    lr_finish how = after_token(r, id, closed);
+    if (how != LR_FINISH_NONE) lr_request__end(r, LR_REQ_DONE, how);
+    return 0;
+}
+
+static int score(lr_request *r, const float *logits, int n, lr_error *err)
+{
+    lr_seq *q = r->info.seq;
+    int n_vocab = r->e->model->n_vocab;
+    for (int i = 0; i < r->n_out; i++) {
+        int rc = lr_request__more_recs(r, err);
+        if (rc) return rc;
+        float logprob;
+        int32_t id = q->tokens[r->next_score];
+        lr_top *top = r->n_top > 0 ? r->tops + r->n_recs * (size_t)r->n_top : NULL;
+        if (!row_logprob(logits + (size_t)i * (size_t)n_vocab, n_vocab, id, r->n_top, &logprob, top)) {
+            return lr_fail(err, LR_EINVAL, "logits at position %d are not finite", r->next_score - 1);
+        }
+        rc = add_rec(r, id, logprob, err);
+        if (rc) return rc;
+        r->next_score++;
+    }
+    lr_kv_table_advance(r->e->kv, &q->kv, q->tokens, n);
+    if (r->next_score == q->len) lr_request__end(r, LR_REQ_DONE, LR_FINISH_LENGTH);
+    return 0;
+}
+
+static int give_logits(lr_request *r, float *logits, int n, lr_error *err)
+{
+    lr_seq *q = r->info.seq;
+    float sum = 0;
+    for (int i = 0; i < r->e->model->n_vocab; i++) sum += logits[i] * 0; /* NaN if one is NaN or infinite */
+    if (isnan(sum)) {
+        bool any = false;
+        for (int i = 0; i < r->e->model->n_vocab; i++) {
+            if (isnan(logits[i])) return lr_fail(err, LR_EINVAL, "logits are not finite");
+            any = any || isfinite(logits[i]);
+        }
+        if (!any) return lr_fail(err, LR_EINVAL, "logits are not finite");
+    }
+    lr_kv_table_advance(r->e->kv, &q->kv, q->tokens, n);
+    r->logits = logits;
+    r->logits_generation = r->e->generation;
+    lr_request__end(r, LR_REQ_DONE, LR_FINISH_LENGTH);
+    return 0;
+}
+
+/* The test hooks that strike here. */
+static int inject(lr_request *r, float *logits, lr_error *err)
+{
+    if (r->fault == LR_FAULT_NONE) return 0;
+    if (r->fault_after > 0) {
+        r->fault_after--;
+        return 0;
+    }
+    if (r->fault == LR_FAULT_ERROR) return lr_fail(err, LR_ESTATE, "injected error");
+    if (r->fault != LR_FAULT_NAN) return 0;
+    for (int i = 0; i < r->e->model->n_vocab * r->n_out; i++) logits[i] = NAN;
+    return 0;
+}
+
+bool lr_request__take_logits(lr_request *r, int n)
+{
+    lr_error err;
+    float *logits = r->e->logits + (size_t)r->out * (size_t)r->e->model->n_vocab;
+    int rc = inject(r, logits, &err);
+    if (!rc) {
+        switch (r->info.kind) {
+        case LR_REQ_GENERATE:
+            rc = generate(r, logits, n, &err);
+            break;
+        case LR_REQ_LOGITS:
+            rc = give_logits(r, logits, n, &err);
+            break;
+        case LR_REQ_SCORE:
+            rc = score(r, logits, n, &err);
+            break;
+        }
+    }
+    if (rc) lr_request__fail(r, &err);
+    return rc == 0;
+}

@@ -1,0 +1,182 @@
+/* step.c - one step: schedule, batch, forward pass, results, and bringing the lists up to date. See engine.h. */
+#include "engine/engine_int.h"
+#include <stdio.h>
+#include <string.h>
+
+/* ---- the batch ---- */
+
+static void add_to_batch(lr_engine *e, lr_batch *b, lr_request *r)
+{
+    lr_seq *q = r->info.seq;
+    lr_batch_seq *s = &e->batch[b->n_seqs];
+    int from = lr_request__need_from(r), pos = q->kv.computed;
+    *s = (lr_batch_seq){.row = b->n_rows, .n = r->granted, .pos = pos};
+    for (int g = 0; g < e->model->n_groups; g++) s->table[g] = q->kv.block[g];
+    memcpy(e->rows + b->n_rows, q->tokens + pos, (size_t)r->granted * sizeof *e->rows);
+    r->out = b->n_out;
+    r->n_out = 0;
+    for (int i = 0; i < r->granted; i++) {
+        if (pos + i < from) continue;
+        e->out_rows[b->n_out++] = b->n_rows + i;
+        r->n_out++;
+    }
+    e->batch_req[b->n_seqs++] = r;
+    b->n_rows += r->granted;
+}
+
+static void make_batch(lr_engine *e, lr_batch *b)
+{
+    *b = (lr_batch){.tokens = e->rows, .seqs = e->batch, .out_rows = e->out_rows, .logits = e->logits};
+    const req_list *lists[] = {&e->running, &e->started};
+    for (int l = 0; l < 2; l++) {
+        for (int i = 0; i < lists[l]->n; i++) {
+            lr_request *r = lists[l]->at[i];
+            /* one that was preempted and started again would be in both lists: it is barred from that */
+            if (r->info.state == LR_REQ_RUNNING && r->granted > 0) add_to_batch(e, b, r);
+        }
+    }
+}
+
+/* ---- results ---- */
+
+static void take_results(lr_engine *e, const lr_batch *b)
+{
+    for (int i = 0; i < b->n_seqs; i++) {
+        lr_request *r = e->batch_req[i];
+        lr_seq *q = r->info.seq;
+        int n = r->granted;
+        r->granted = 0;
+        r->info.n_computed += n;
+        e->metrics.computed_tokens += (uint64_t)n;
+        if (r->n_out == 0) {
+            lr_kv_table_advance(e->kv, &q->kv, q->tokens, n);
+        } else {
+            lr_request__take_logits(r, n);
+        }
+        if (lr_engine__active(r)) lr_request__update_pending(r);
+    }
+}
+
+static void fail_batch(lr_engine *e, const lr_batch *b, lr_error *err)
+{
+    lr_fail_prefix(err, "forward pass");
+    for (int i = 0; i < b->n_seqs; i++) lr_request__fail(e->batch_req[i], err);
+}
+
+/* ---- the end of a step ---- */
+
+/* Brings the lists up to date. */
+static void settle(lr_engine *e)
+{
+    int n = 0;
+    for (int i = 0; i < e->waiting.n; i++) {
+        lr_request *r = e->waiting.at[i];
+        if (r->info.state == LR_REQ_WAITING) e->waiting.at[n++] = r;
+    }
+    e->waiting.n = n;
+    n = 0;
+    for (int i = 0; i < e->running.n; i++) {
+        lr_request *r = e->running.at[i];
+        if (r->info.state == LR_REQ_RUNNING) {
+            e->running.at[n++] = r;
+        } else if (r->info.state == LR_REQ_WAITING) {
+            lr_engine__list_insert(&e->waiting, r); /* room was made at its submission */
+            lr_seq__rest(r->info.seq);
+        }
+    }
+    e->running.n = n;
+    for (int i = 0; i < e->started.n; i++) {
+        lr_request *r = e->started.at[i];
+        if (r->info.state == LR_REQ_RUNNING) lr_engine__list_insert(&e->running, r);
+    }
+    e->started.n = 0;
+}
+
+void lr_engine__deferred(lr_engine *e)
+{
+    bool was = e->in_step;
+    e->in_step = true; /* what hooks ask for in here is put off as well */
+    settle(e);
+    while (e->n_deferred > 0) {
+        e->n_deferred = 0;
+        for (lr_request *r = e->requests; r; r = r->next) {
+            if (r->want_cancel && lr_engine__active(r)) lr_request__end(r, LR_REQ_CANCELLED, LR_FINISH_CANCELLED);
+        }
+        settle(e);
+        for (lr_request *r = e->requests, *next; r; r = next) {
+            next = r->next;
+            if (r->want_free && !lr_engine__active(r)) lr_request__free_now(r);
+        }
+        for (lr_seq *q = e->seqs, *next; q; q = next) {
+            next = q->next;
+            if (q->dead && !q->req) lr_seq__free_now(q);
+        }
+    }
+    e->in_step = was;
+}
+
+static void account(lr_engine *e, double t0, double t1, int rows)
+{
+    for (int i = 0; i < e->running.n; i++) {
+        lr_req_info *r = &e->running.at[i]->info;
+        r->block_seconds += lr_kv_table_held(&r->seq->kv, 0) * (t1 - t0);
+    }
+    if (e->policy.name) lr_hist__add_T(&e->metrics.hook, e->step.hook_time);
+    if (rows == 0) return;
+    e->metrics.steps++;
+    lr_hist__add_T(&e->metrics.step, t1 - t0);
+    lr_hist__add_B(&e->metrics.batch, rows);
+}
+
+static void trace_step(lr_engine *e, const lr_batch *b, double t0, double tf, double t1, double t2)
+{
+    char args[200];
+    lr_kv_stats kv;
+    if (!e->trace) return;
+    lr_kv_get_stats(e->kv, 0, &kv);
+    snprintf(args, sizeof args, "\"rows\":%d,\"sequences\":%d,\"logits\":%d,\"hook_us\":%.1f", b->n_rows, b->n_seqs,
+             b->n_out, e->step.hook_time * 1e6);
+    lr_trace_span(e->trace, LR_TRACE_ENGINE, 0, "step", t0, t2, args);
+    lr_trace_span(e->trace, LR_TRACE_ENGINE, 0, "schedule", t0, tf, NULL);
+    if (b->n_rows) {
+        lr_trace_span(e->trace, LR_TRACE_ENGINE, 0, "forward", tf, t1, NULL);
+        lr_trace_span(e->trace, LR_TRACE_ENGINE, 0, "results", t1, t2, NULL);
+    }
+    snprintf(args, sizeof args, "\"used\":%d,\"cached\":%d", kv.used, kv.cached);
+    lr_trace_counter(e->trace, "KV blocks", t2, args);
+    snprintf(args, sizeof args, "\"running\":%d,\"waiting\":%d", e->running.n, e->waiting.n);
+    lr_trace_counter(e->trace, "requests", t2, args);
+}
+
+int lr_engine_step(lr_engine *e, lr_error *err)
+{
+    lr_batch b;
+    lr_error why;
+    int rc = lr_engine__not_in_step(e, err);
+    if (rc) return rc;
+    if (e->n_requests == 0) return 0;
+    double t0 = lr_engine__now(e), tf, t1, t2;
+    e->in_step = true;
+    e->generation++;
+    lr_kv_set_time(e->kv, t0);
+    lr_step__begin(e);
+    lr_step__schedule(e);
+    tf = t1 = lr_engine__now(e);
+    make_batch(e, &b);
+    if (b.n_rows > 0) {
+        rc = e->model->ops->forward(e->model, &b, &why);
+        t1 = lr_engine__now(e);
+        lr_kv_set_time(e->kv, t1);
+        if (rc) {
+            fail_batch(e, &b, &why);
+        } else {
+            take_results(e, &b);
+        }
+    }
+    lr_engine__deferred(e);
+    t2 = lr_engine__now(e);
+    account(e, t0, t2, b.n_rows);
+    trace_step(e, &b, t0, tf, t1, t2);
+    e->in_step = false;
+    return b.n_rows;
+}

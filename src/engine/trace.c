@@ -1,0 +1,83 @@
+/* trace.c - see trace.h. */
+#include "engine/trace.h"
+#include "base/mem.h"
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+
+struct lr_trace {
+    FILE *f;
+    bool failed;
+};
+
+static void put_name(lr_trace *t, int pid, const char *name)
+{
+    if (fprintf(t->f, "{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"%s\"}}", pid,
+                name) < 0) {
+        t->failed = true;
+    }
+}
+
+int lr_trace_open(lr_trace **out, const char *path, lr_error *err)
+{
+    lr_trace *t = lr_calloc(1, sizeof *t);
+    if (!t) return lr_fail(err, LR_ENOMEM, "no memory for a trace");
+    t->f = fopen(path, "w");
+    if (!t->f) {
+        lr_free(t);
+        return lr_fail(err, LR_EIO, "%s: %s", path, strerror(errno));
+    }
+    fputs("[\n", t->f);
+    put_name(t, LR_TRACE_ENGINE, "engine");
+    fputs(",\n", t->f);
+    put_name(t, LR_TRACE_REQUESTS, "requests");
+    *out = t;
+    return 0;
+}
+
+int lr_trace_close(lr_trace *t, lr_error *err)
+{
+    if (!t) return 0;
+    bool ok = !t->failed && fputs("\n]\n", t->f) >= 0;
+    if (fclose(t->f) != 0) ok = false;
+    lr_free(t);
+    return ok ? 0 : lr_fail(err, LR_EIO, "the trace could not be written to its end");
+}
+
+bool lr_trace_failed(const lr_trace *t) { return t->failed; }
+
+/* A name as JSON string contents: what would need escaping is replaced. */
+static void clean(const char *s, char *out, size_t cap)
+{
+    size_t n = 0;
+    for (; *s && n + 1 < cap; s++) out[n++] = (unsigned char)*s < 0x20 || *s == '"' || *s == '\\' ? '_' : *s;
+    out[n] = 0;
+}
+
+static void event(lr_trace *t, const char *ph, int pid, uint64_t track, const char *name, double ts, double dur,
+                  const char *args)
+{
+    char safe[64], span[48] = "";
+    if (t->failed) return;
+    clean(name, safe, sizeof safe);
+    if (dur >= 0) snprintf(span, sizeof span, ",\"dur\":%.3f", dur * 1e6);
+    int n = fprintf(t->f, ",\n{\"ph\":\"%s\",\"pid\":%d,\"tid\":%llu,\"name\":\"%s\",\"ts\":%.3f%s%s,\"args\":{%s}}",
+                    ph, pid, (unsigned long long)track, safe, ts * 1e6, span, *ph == 'i' ? ",\"s\":\"t\"" : "",
+                    args ? args : "");
+    if (n < 0) t->failed = true;
+}
+
+void lr_trace_span(lr_trace *t, int pid, uint64_t track, const char *name, double t0, double t1, const char *args)
+{
+    event(t, "X", pid, track, name, t0, t1 > t0 ? t1 - t0 : 0, args);
+}
+
+void lr_trace_instant(lr_trace *t, int pid, uint64_t track, const char *name, double at, const char *args)
+{
+    event(t, "i", pid, track, name, at, -1, args);
+}
+
+void lr_trace_counter(lr_trace *t, const char *name, double at, const char *args)
+{
+    event(t, "C", LR_TRACE_ENGINE, 0, name, at, -1, args);
+}

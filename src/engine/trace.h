@@ -1,0 +1,29 @@
+/* trace.h - a trace of steps, batches, requests and hooks in the Trace Event Format that Chrome's tracing page and
+ * Perfetto read: a JSON array of events, times in microseconds, one a line.
+ *
+ * The file is valid after lr_trace_close; one cut short still loads in both viewers. Writing is buffered; a full disk
+ * ends the trace (lr_trace_failed), never the engine. Engine thread only.
+ */
+#ifndef LR_ENGINE_TRACE_H
+#define LR_ENGINE_TRACE_H
+#include "base/error.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct lr_trace lr_trace;
+
+int lr_trace_open(lr_trace **out, const char *path, lr_error *err);
+/* Ends the file; LR_EIO if not all of it could be written. NULL is allowed. */
+int lr_trace_close(lr_trace *, lr_error *err);
+bool lr_trace_failed(const lr_trace *);
+
+enum { LR_TRACE_ENGINE = 1, LR_TRACE_REQUESTS = 2 }; /* process ids in the file */
+
+/* A span on a track. t0, t1: seconds. args: JSON members without braces ("\"rows\":3"), or NULL. */
+void lr_trace_span(lr_trace *, int pid, uint64_t track, const char *name, double t0, double t1, const char *args);
+/* A moment on a track. */
+void lr_trace_instant(lr_trace *, int pid, uint64_t track, const char *name, double t, const char *args);
+/* A value over time. */
+void lr_trace_counter(lr_trace *, const char *name, double t, const char *args);
+
+#endif
