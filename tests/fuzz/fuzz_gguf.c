@@ -1,6 +1,6 @@
 /* fuzz_gguf.c - libFuzzer target: any bytes as a GGUF file; all that opens is read to the last byte.
  *
- *   clang -g -O1 -fsanitize=fuzzer,address,undefined -Isrc tests/fuzz/fuzz_gguf.c src/file/*.c \
+ *   clang -g -O1 -fsanitize=fuzzer,address,undefined -Isrc tests/fuzz/fuzz_gguf.c src/file/[a-z]*.c \
  *       src/base/dtype.c src/base/error.c src/base/mem.c -o build/fuzz_gguf
  *   build/fuzz_gguf -max_len=4096 -max_total_time=180 tests/fuzz/corpus/gguf
  *

@@ -1,6 +1,6 @@
 /* fuzz_safetensors.c - libFuzzer target: any bytes as a safetensors file; all that opens is read to the last byte.
  *
- *   clang -g -O1 -fsanitize=fuzzer,address,undefined -Isrc tests/fuzz/fuzz_safetensors.c src/file/*.c \
+ *   clang -g -O1 -fsanitize=fuzzer,address,undefined -Isrc tests/fuzz/fuzz_safetensors.c src/file/[a-z]*.c \
  *       src/base/dtype.c src/base/error.c src/base/mem.c -o build/fuzz_safetensors
  *   build/fuzz_safetensors -max_len=1024 -max_total_time=120 FOLDER
  */
