@@ -21,7 +21,8 @@
 
 #define STEP_V     (LR_ATTN_STEP / VW)
 #define TILES      (LR_ATTN_STEP / LR_ATTN_TILE)
-#define DIRECT_MAX 8 /* pairs up to which halves are converted in registers */
+#define PANEL      64 /* dimensions of keys, or columns of values, that are worked on at a time */
+#define DIRECT_MAX 8  /* pairs up to which halves are converted in registers */
 #define LOG2E      1.44269504088896341f
 
 typedef enum kind { IN_F32, IN_F16, IN_BF16 } kind;
@@ -31,6 +32,8 @@ typedef enum kind { IN_F32, IN_F16, IN_BF16 } kind;
 typedef struct step_ref {
     const char *k[TILES], *v[TILES];
     size_t ldk, ldv;
+    size_t panel; /* bytes from PANEL columns of the values to the next */
+    int run;      /* positions whose values lie one behind the other: a tile, or the step */
     kind in;
 } step_ref;
 
@@ -42,18 +45,18 @@ typedef struct state {
 } state;
 
 typedef struct work {
-    int dim, dp;      /* head_dim, and rounded up to 16 */
-    int pairs, block; /* P; the register block of the scores: q is packed by it */
-    float cap;        /* softcap in score units, 0 = none */
-    float *q;         /* blocks of (dim, pairs of the block) */
-    float *p;         /* (P, STEP) scores, then weights */
-    float *lanes;     /* (P, 16) sums of weights, lane by lane */
-    float *keep;      /* (P) factor for the sum so far */
-    float *kt, *vt;   /* (dim, STEP), (STEP, dp) */
+    int dim, dp;    /* head_dim, and rounded up to 16 */
+    int pairs;      /* P */
+    float cap;      /* softcap in score units, 0 = none */
+    float *q;       /* (P, dim) queries times the factor of the scores */
+    float *p;       /* (P, STEP) scores, then weights */
+    float *lanes;   /* (P, 16) sums of weights, lane by lane */
+    float *keep;    /* (P) factor for the sum so far */
+    float *kt, *vt; /* (dim, STEP), (dp / PANEL, STEP, PANEL) */
     state sum, one;
 } work;
 
-#define UNROLL _Pragma("GCC unroll 8")
+#define UNROLL _Pragma("GCC unroll 24")
 
 VEC_INLINE size_t in_bytes(kind in) { return in == IN_F32 ? 4 : 2; }
 
@@ -71,11 +74,14 @@ VEC_INLINE vf in_load(kind in, const char *p)
 
 /* ---- the two products ---- */
 
-VEC_INLINE void scores_block(const work *w, const step_ref *s, int i0, const int nr, const kind in)
+/* Dimensions d0 .. d1-1 of the scores of pairs i0 .. i0+nr-1. */
+VEC_INLINE void scores_block(const work *w, const step_ref *s, int i0, size_t d0, size_t d1, const int nr,
+                             const kind in)
 {
-    const size_t elem = in_bytes(in), ldk = s->ldk * elem;
+    const size_t elem = in_bytes(in), ldk = s->ldk * elem, dim = (size_t)w->dim;
     for (int g = 0; g < STEP_V; g += VEC_COLS) {
-        const float *q = w->q + (size_t)i0 * w->dim;
+        const float *q = w->q + i0 * dim;
+        float *p = w->p + (size_t)i0 * LR_ATTN_STEP + g * VW;
         const char *k[VEC_COLS];
         vf acc[VEC_ROWS][VEC_COLS];
         UNROLL for (int c = 0; c < VEC_COLS; c++)
@@ -83,42 +89,45 @@ VEC_INLINE void scores_block(const work *w, const step_ref *s, int i0, const int
             int at = (g + c) * VW;
             k[c] = s->k[at / LR_ATTN_TILE] + at % LR_ATTN_TILE * elem;
         }
-        UNROLL for (int r = 0; r < nr; r++) { UNROLL for (int c = 0; c < VEC_COLS; c++) acc[r][c] = vf_set1(0); }
-        size_t at = 0;
-        for (int d = 0; d < w->dim; d++, q += nr, at += ldk) {
+        UNROLL for (int i = 0; i < nr * VEC_COLS; i++)
+        {
+            int r = i / VEC_COLS, c = i % VEC_COLS;
+            acc[r][c] = d0 ? vf_load(p + r * LR_ATTN_STEP + c * VW) : vf_set1(0);
+        }
+        size_t at = d0 * ldk;
+        for (size_t d = d0; d < d1; d++, at += ldk) {
             vf b[VEC_COLS];
             UNROLL for (int c = 0; c < VEC_COLS; c++) b[c] = in_load(in, k[c] + at);
             UNROLL for (int r = 0; r < nr; r++)
             {
-                vf a = vf_set1(q[r]);
+                vf a = vf_set1(q[r * dim + d]);
                 UNROLL for (int c = 0; c < VEC_COLS; c++) acc[r][c] = vf_fma(a, b[c], acc[r][c]);
             }
         }
-        UNROLL for (int r = 0; r < nr; r++)
+        UNROLL for (int i = 0; i < nr * VEC_COLS; i++)
         {
-            UNROLL for (int c = 0; c < VEC_COLS; c++)
-                vf_store(w->p + (size_t)(i0 + r) * LR_ATTN_STEP + (g + c) * VW, acc[r][c]);
+            int r = i / VEC_COLS, c = i % VEC_COLS;
+            vf_store(p + r * LR_ATTN_STEP + c * VW, acc[r][c]);
         }
     }
 }
 
-/* acc[r] (dp apart) = acc[r] * keep[r] + sum of p[r][t] v[t] for places t0 .. t1, columns col .. ; keep NULL = ones. */
+/* acc[r] (dp apart) = acc[r] * keep[r] + sum of p[r][t] v[t] over places t0 .. t1; keep NULL = ones. acc and the values
+ * at byte `at` of a position are those of nc registers of columns. */
 VEC_INLINE void values_block(const step_ref *s, const float *p, float *acc, size_t dp, const float *keep, int t0,
-                             int t1, int col, const int nr, const int nc, const kind in)
+                             int t1, size_t at, const int nr, const int nc, const kind in)
 {
     const size_t elem = in_bytes(in), ldv = s->ldv * elem;
     vf a[VEC_ROWS][VEC_COLS];
-    UNROLL for (int r = 0; r < nr; r++)
+    UNROLL for (int i = 0; i < nr * nc; i++)
     {
-        UNROLL for (int c = 0; c < nc; c++)
-        {
-            a[r][c] = vf_load(acc + r * dp + col + c * VW);
-            if (keep) a[r][c] = vf_mul(a[r][c], vf_set1(keep[r]));
-        }
+        int r = i / nc, c = i % nc;
+        a[r][c] = vf_load(acc + r * dp + c * VW);
+        if (keep) a[r][c] = vf_mul(a[r][c], vf_set1(keep[r]));
     }
     for (int t = t0; t <= t1;) {
-        int tile = t / LR_ATTN_TILE, end = tile * LR_ATTN_TILE + LR_ATTN_TILE - 1;
-        const char *v = s->v[tile] + t % LR_ATTN_TILE * ldv + col * elem;
+        int end = t / s->run * s->run + s->run - 1;
+        const char *v = s->v[t / LR_ATTN_TILE] + t % LR_ATTN_TILE * ldv + at;
         if (end > t1) end = t1;
         for (; t <= end; t++, v += ldv) {
             vf b[VEC_COLS];
@@ -130,59 +139,76 @@ VEC_INLINE void values_block(const step_ref *s, const float *p, float *acc, size
             }
         }
     }
-    UNROLL for (int r = 0; r < nr; r++)
-    {
-        UNROLL for (int c = 0; c < nc; c++) vf_store(acc + r * dp + col + c * VW, a[r][c]);
-    }
+    UNROLL for (int i = 0; i < nr * nc; i++) vf_store(acc + i / nc * dp + i % nc * VW, a[i / nc][i % nc]);
 }
 
-VEC_INLINE void values_rows(const step_ref *s, const float *p, float *acc, size_t dp, const float *keep, int t0, int t1,
-                            const int nr, const kind in)
+/* The same for a panel of n columns. */
+VEC_INLINE void values_panel(const step_ref *s, const float *p, float *acc, size_t dp, const float *keep, int t0,
+                             int t1, size_t at, int n, const int nr, const kind in)
 {
-    int col = 0, n = (int)dp;
+    const size_t elem = in_bytes(in);
+    int col = 0;
     for (; col + VEC_COLS * VW <= n; col += VEC_COLS * VW) {
-        values_block(s, p, acc, dp, keep, t0, t1, col, nr, VEC_COLS, in);
+        values_block(s, p, acc + col, dp, keep, t0, t1, at + col * elem, nr, VEC_COLS, in);
     }
     if (VEC_COLS > 2 && col + 2 * VW <= n) {
-        values_block(s, p, acc, dp, keep, t0, t1, col, nr, 2, in);
+        values_block(s, p, acc + col, dp, keep, t0, t1, at + col * elem, nr, 2, in);
         col += 2 * VW;
     }
-    for (; col + VW <= n; col += VW) values_block(s, p, acc, dp, keep, t0, t1, col, nr, 1, in);
+    for (; col + VW <= n; col += VW) {
+        values_block(s, p, acc + col, dp, keep, t0, t1, at + col * elem, nr, 1, in);
+    }
 }
 
 #define EACH_ROWS(X, in) X(1, in) X(2, in) X(3, in) X(4, in) X(5, in) X(6, in)
 #define EACH_BLOCK(X)    EACH_ROWS(X, IN_F32) EACH_ROWS(X, IN_F16) EACH_ROWS(X, IN_BF16)
 
-static void scores(const work *w, const step_ref *s, int i0, int nr)
+/* Pairs are cut into register blocks of even shares: the next block's size when `left` are left. */
+static int block_rows(int left)
 {
-    switch (s->in * 8 + nr) {
+    int blocks = (left + VEC_ROWS - 1) / VEC_ROWS;
+    return (left + blocks - 1) / blocks;
+}
+
+/* All scores of the step -> w->p; PANEL dimensions at a time, whose keys stay in the nearest cache. */
+static void scores(const work *w, const step_ref *s)
+{
+    for (int d0 = 0; d0 < w->dim; d0 += PANEL) {
+        int d1 = d0 + PANEL < w->dim ? d0 + PANEL : w->dim;
+        for (int i = 0, nr; i < w->pairs; i += nr) {
+            nr = block_rows(w->pairs - i);
+            switch (s->in * 8 + nr) {
 #define X(n, in)                                                                                                       \
     case in * 8 + n:                                                                                                   \
-        scores_block(w, s, i0, n, in);                                                                                 \
+        scores_block(w, s, i, d0, d1, n, in);                                                                          \
         break;
-        EACH_BLOCK(X)
+                EACH_BLOCK(X)
 #undef X
+            }
+        }
     }
 }
 
-/* Adds places t0 .. t1 to the sums of pairs i0 .. i1-1. */
+/* Adds places t0 .. t1 to the sums of pairs i0 .. i1-1, after multiplying these with keep (NULL = ones). */
 static void values(const work *w, const step_ref *s, const state *st, int i0, int i1, const float *keep, int t0, int t1)
 {
     size_t dp = (size_t)w->dp;
-    for (int left = i1 - i0; left > 0;) {
-        int blocks = (left + VEC_ROWS - 1) / VEC_ROWS, nr = (left + blocks - 1) / blocks; /* even shares */
-        const float *p = w->p + (size_t)i0 * LR_ATTN_STEP, *kp = keep ? keep + i0 : NULL;
-        float *acc = st->acc + i0 * dp;
-        switch (s->in * 8 + nr) {
-#define X(n, in)                                                                                                       \
-    case in * 8 + n:                                                                                                   \
-        values_rows(s, p, acc, dp, kp, t0, t1, n, in);                                                                 \
+    for (int col = 0; col < w->dp; col += PANEL) {
+        int n = w->dp - col < PANEL ? w->dp - col : PANEL;
+        size_t at = col / PANEL * s->panel;
+        for (int i = i0, nr; i < i1; i += nr) {
+            nr = block_rows(i1 - i);
+            const float *p = w->p + (size_t)i * LR_ATTN_STEP, *kp = keep ? keep + i : NULL;
+            float *acc = st->acc + i * dp + col;
+            switch (s->in * 8 + nr) {
+#define X(r, in)                                                                                                       \
+    case in * 8 + r:                                                                                                   \
+        values_panel(s, p, acc, dp, kp, t0, t1, at, n, r, in);                                                         \
         break;
-            EACH_BLOCK(X)
+                EACH_BLOCK(X)
 #undef X
+            }
         }
-        i0 += nr;
-        left -= nr;
     }
 }
 
@@ -190,50 +216,67 @@ static void values(const work *w, const step_ref *s, const state *st, int i0, in
 
 static float exp2_one(float x) { return vf_first(vec_exp2_softmax(vf_set1(x))); }
 
-/* Scores of pair i -> weights; the maximum, the lanes of the sum and keep[i] move on. Places a .. b are seen. */
-VEC_INLINE void weights(const work *w, state *st, int i, bool whole, int a, int b)
+/* Scores p (pairs, STEP) of n <= VW pairs -> weights; maxima, lanes of the sums and keep move on. Places a .. b are
+ * seen. m, keep, lanes: of the first pair. The rescaling factors are taken for all pairs at once. */
+VEC_INLINE void weights(float cap, int n, float *p, float *m, float *keep, float *lanes, bool whole, int a, int b)
 {
-    float *p = w->p + (size_t)i * LR_ATTN_STEP, *lanes = w->lanes + (size_t)i * 16;
-    vf s[STEP_V];
-    UNROLL for (int c = 0; c < STEP_V; c++)
-    {
-        s[c] = vf_load(p + c * VW);
-        if (w->cap > 0) s[c] = vf_mul(vec_tanh(s[c]), vf_set1(w->cap));
-        if (!whole) {
-            vf at = vf_add(vf_iota(), vf_set1((float)(c * VW)));
-            vm seen = vm_and(vf_ge(at, vf_set1((float)a)), vf_le(at, vf_set1((float)b)));
-            s[c] = vf_select(seen, s[c], vf_set1(-INFINITY));
+    float top[VW];
+    for (int i = 0; i < n; i++) {
+        vf s[STEP_V];
+        UNROLL for (int c = 0; c < STEP_V; c++)
+        {
+            float *at = p + i * LR_ATTN_STEP + c * VW;
+            s[c] = vf_load(at);
+            if (cap > 0) s[c] = vf_mul(vec_tanh(s[c]), vf_set1(cap));
+            if (!whole) {
+                vf place = vf_add(vf_iota(), vf_set1((float)(c * VW)));
+                vm seen = vm_and(vf_ge(place, vf_set1((float)a)), vf_le(place, vf_set1((float)b)));
+                s[c] = vf_select(seen, s[c], vf_set1(-INFINITY));
+            }
+            if (cap > 0 || !whole) vf_store(at, s[c]);
         }
+        UNROLL for (int c = 1; c < STEP_V; c++) s[0] = vf_max(s[0], s[c]);
+        top[i] = vf_hmax(s[0]);
     }
-    vf top = s[0];
-    UNROLL for (int c = 1; c < STEP_V; c++) top = vf_max(top, s[c]);
-    float old = st->m[i], m = vf_hmax(top);
-    m = m > old ? m : old;
-    vf ref = vf_set1(m == -INFINITY ? 0 : m); /* all scores -inf: weights of 0, not of NaN */
-    float keep = m == old ? 1.0f : exp2_one(old - m);
-    vf sum = vf_set1(0);
-    UNROLL for (int c = 0; c < STEP_V; c++)
-    {
-        s[c] = vec_exp2_softmax(vf_sub(s[c], ref));
-        vf_store(p + c * VW, s[c]);
-        sum = c ? vf_add(sum, s[c]) : s[c];
+    vf low = vf_set1(-INFINITY), old = vf_loadn(m, n), high = vf_max(old, vf_loadn(top, n));
+    vf_storen(m, high, n);
+    high = vf_select(vf_eq(high, low), vf_set1(0), high); /* all scores -inf: weights of 0, not of NaN */
+    vf_storen(top, high, n);
+    vf_storen(keep, vec_exp2_softmax(vf_sub(old, high)), n);
+    for (int i = 0; i < n; i++, lanes += 16) {
+        vf ref = vf_set1(top[i]), sum = vf_set1(0);
+        UNROLL for (int c = 0; c < STEP_V; c++)
+        {
+            float *at = p + i * LR_ATTN_STEP + c * VW;
+            vf e = vec_exp2_softmax(vf_sub(vf_load(at), ref));
+            vf_store(at, e);
+            sum = c ? vf_add(sum, e) : e;
+        }
+        vf_store(lanes, vf_fma(vf_load(lanes), vf_set1(keep[i]), sum));
     }
-    vf_store(lanes, vf_fma(vf_load(lanes), vf_set1(keep), sum));
-    st->m[i] = m;
-    w->keep[i] = keep;
 }
 
-static void weights_whole(const work *w, state *st, int i0, int i1)
+/* The same for pairs i0 .. i1-1. */
+static void softmax(const work *w, state *st, int i0, int i1, int a, int b)
 {
-    for (int i = i0; i < i1; i++) weights(w, st, i, true, 0, LR_ATTN_STEP - 1);
-}
-
-static void weights_partly(const work *w, state *st, int i0, int i1, int a, int b)
-{
-    for (int i = i0; i < i1; i++) weights(w, st, i, false, a, b);
+    bool whole = a == 0 && b == LR_ATTN_STEP - 1;
+    for (int i = i0, n; i < i1; i += n) {
+        float *p = w->p + (size_t)i * LR_ATTN_STEP, *lanes = w->lanes + (size_t)i * 16;
+        n = i1 - i < VW ? i1 - i : VW;
+        if (whole && w->cap == 0)
+            weights(0, n, p, st->m + i, w->keep + i, lanes, true, 0, 0);
+        else
+            weights(w->cap, n, p, st->m + i, w->keep + i, lanes, false, a, b);
+    }
 }
 
 /* ---- keys and values into scratch ---- */
+
+/* Place of dimension d of the step's values at `place`. */
+VEC_INLINE float *vt_at(const work *w, int place, size_t d)
+{
+    return w->vt + (d / PANEL * LR_ATTN_STEP + (size_t)place) * PANEL + d % PANEL;
+}
 
 /* Values of the position in slot `slot` of block part v: dims col .. col+VW-1, float32. */
 VEC_INLINE vf load_q8_v(const char *v, size_t scales, size_t at, size_t scale_at)
@@ -247,7 +290,7 @@ static void convert_tile(const lr_attn_task *t, const work *w, const char *kb, c
 {
     size_t dim = (size_t)w->dim, bs = (size_t)t->block_size, h = (size_t)t->kv_head;
     size_t k_at = h * dim * bs + slot, v_at = (h * bs + slot) * dim;
-    float *kt = w->kt + place, *vt = w->vt + (size_t)place * w->dp;
+    float *kt = w->kt + place;
     if (t->kv_type == LR_Q8_0) {
         size_t groups = (size_t)lr_kv_groups(w->dim), sc = lr_kv_scales_at(t->n_kv_heads, w->dim, t->block_size);
         for (size_t d = 0; d < dim; d++, kt += LR_ATTN_STEP, k_at += bs) {
@@ -256,9 +299,11 @@ static void convert_tile(const lr_attn_task *t, const work *w, const char *kb, c
                 vf_store(kt + c, vf_mul(vf_load_i8((const int8_t *)kb + k_at + c), vf_load_f16(s + c)));
             }
         }
-        for (int j = 0; j < LR_ATTN_TILE; j++, vt += w->dp, v_at += dim) {
+        for (int j = 0; j < LR_ATTN_TILE; j++, v_at += dim) {
             size_t s_at = (h * bs + slot + j) * groups;
-            for (size_t d = 0; d < dim; d += VW) vf_store(vt + d, load_q8_v(vb, sc, v_at + d, s_at + d / LR_KV_GROUP));
+            for (size_t d = 0; d < dim; d += VW) {
+                vf_store(vt_at(w, place + j, d), load_q8_v(vb, sc, v_at + d, s_at + d / LR_KV_GROUP));
+            }
         }
         return;
     }
@@ -267,8 +312,8 @@ static void convert_tile(const lr_attn_task *t, const work *w, const char *kb, c
     for (size_t d = 0; d < dim; d++, kt += LR_ATTN_STEP, k += bs) {
         for (int c = 0; c < LR_ATTN_TILE; c += VW) vf_store(kt + c, in_load(in, (const char *)(k + c)));
     }
-    for (int j = 0; j < LR_ATTN_TILE; j++, vt += w->dp, v += dim) {
-        for (size_t d = 0; d < dim; d += VW) vf_store(vt + d, in_load(in, (const char *)(v + d)));
+    for (int j = 0; j < LR_ATTN_TILE; j++, v += dim) {
+        for (size_t d = 0; d < dim; d += VW) vf_store(vt_at(w, place + j, d), in_load(in, (const char *)(v + d)));
     }
 }
 
@@ -296,13 +341,13 @@ static void gather(const lr_attn_task *t, const work *w, int base, int lo, int h
     for (int p = lo; p <= hi; p++) {
         int slot;
         const char *kb = lr_attn_block(t, t->k, p, &slot), *vb = lr_attn_block(t, t->v, p, &slot);
-        float *kt = w->kt + (p - base), *vt = w->vt + (size_t)(p - base) * w->dp;
+        float *kt = w->kt + (p - base);
         for (size_t d = 0; d < dim; d++) {
             size_t g = d / LR_KV_GROUP;
             kt[d * LR_ATTN_STEP] = get(t, kb, (h * dim + d) * bs + slot, (h * groups + g) * bs + slot);
-            vt[d] = get(t, vb, (h * bs + slot) * dim + d, (h * bs + slot) * groups + g);
+            *vt_at(w, p - base, d) = get(t, vb, (h * bs + slot) * dim + d, (h * bs + slot) * groups + g);
         }
-        for (int d = w->dim; d < w->dp; d++) vt[d] = 0;
+        for (int d = w->dim; d < w->dp; d++) *vt_at(w, p - base, (size_t)d) = 0;
     }
 }
 
@@ -315,7 +360,9 @@ static void open_step(const lr_attn_task *t, const work *w, int base, int lo, in
     size_t elem = lr_kv_elem(t->kv_type), dim = (size_t)w->dim, bs = (size_t)t->block_size, h = (size_t)t->kv_head;
     s->in = !direct || t->kv_type == LR_F32 ? IN_F32 : t->kv_type == LR_F16 ? IN_F16 : IN_BF16;
     s->ldk = direct ? bs : LR_ATTN_STEP;
-    s->ldv = (size_t)w->dp;
+    s->ldv = direct ? dim : PANEL;
+    s->panel = direct ? PANEL * elem : PANEL * LR_ATTN_STEP * sizeof(float);
+    s->run = direct ? LR_ATTN_TILE : LR_ATTN_STEP;
     for (int i = 0; i < TILES;
          i++) { /* scores of a tile that nobody sees are computed and dropped: any readable place */
         int tile = i < t0 || i > t1 ? t0 : i, slot = 0;
@@ -331,7 +378,7 @@ static void open_step(const lr_attn_task *t, const work *w, int base, int lo, in
         }
         if (aligned && tile == i) convert_tile(t, w, kb, vb, slot, i * LR_ATTN_TILE);
         s->k[i] = (const char *)(w->kt + i * LR_ATTN_TILE);
-        s->v[i] = (const char *)(w->vt + (size_t)i * LR_ATTN_TILE * w->dp);
+        s->v[i] = (const char *)vt_at(w, i * LR_ATTN_TILE, 0);
     }
     if (!aligned) gather(t, w, base, lo, hi);
 }
@@ -352,23 +399,23 @@ static void rescale(const work *w, state *st, int i0, int i1)
 static void uneven_step(const lr_attn_task *t, const work *w, const step_ref *s, state *st, int base, int c0, int c1)
 {
     int g = t->n_group, a, b;
-    for (int r = 0; r < t->n_rows; r++) {
+    for (int r = 0, i = 0; r < t->n_rows; r++, i += g) {
         lr_attn_row_clip(t, r, base, LR_ATTN_STEP, &a, &b);
         if (b < a) continue;
-        weights_partly(w, st, r * g, r * g + g, a - base, b - base);
-        rescale(w, st, r * g, r * g + g);
         a -= base;
         b -= base;
+        softmax(w, st, i, i + g, a, b);
+        rescale(w, st, i, i + g);
         if (c1 < c0)
-            values(w, s, st, r * g, r * g + g, NULL, a, b);
+            values(w, s, st, i, i + g, NULL, a, b);
         else if (a < c0)
-            values(w, s, st, r * g, r * g + g, NULL, a, c0 - 1);
+            values(w, s, st, i, i + g, NULL, a, c0 - 1);
     }
     if (c1 < c0) return;
     values(w, s, st, 0, w->pairs, NULL, c0, c1);
-    for (int r = 0; r < t->n_rows; r++) {
+    for (int r = 0, i = 0; r < t->n_rows; r++, i += g) {
         lr_attn_row_clip(t, r, base, LR_ATTN_STEP, &a, &b);
-        if (b - base > c1) values(w, s, st, r * g, r * g + g, NULL, c1 + 1, b - base);
+        if (b - base > c1) values(w, s, st, i, i + g, NULL, c1 + 1, b - base);
     }
 }
 
@@ -386,15 +433,13 @@ static void run_chunk(const lr_attn_task *t, int chunk, const work *w, state *st
         open_step(t, w, base, lo > base ? lo : base, hi < end ? hi : end, &s);
         lr_attn_row_clip(t, t->n_rows - 1, base, LR_ATTN_STEP, &c0, &unused);
         lr_attn_row_clip(t, 0, base, LR_ATTN_STEP, &unused, &c1);
-        bool whole = c0 == base && c1 == end;
-        for (int i = 0; i < n; i += w->block) {
-            int nr = n - i < w->block ? n - i : w->block;
-            scores(w, &s, i, nr);
-            if (!whole) continue;
-            weights_whole(w, st, i, i + nr);
-            values(w, &s, st, i, i + nr, w->keep, 0, LR_ATTN_STEP - 1);
+        scores(w, &s);
+        if (c0 != base || c1 != end) {
+            uneven_step(t, w, &s, st, base, c0 - base, c1 - base);
+            continue;
         }
-        if (!whole) uneven_step(t, w, &s, st, base, c0 - base, c1 - base);
+        softmax(w, st, 0, n, 0, LR_ATTN_STEP - 1);
+        values(w, &s, st, 0, n, w->keep, 0, LR_ATTN_STEP - 1);
     }
     for (int i = 0; i < n; i++) st->l[i] = vf_hsum(vf_load(w->lanes + (size_t)i * 16));
 }
@@ -449,11 +494,9 @@ static void open_work(const lr_attn_task *t, void *scratch, work *w)
     w->dim = t->head_dim;
     w->dp = (t->head_dim + 15) / 16 * 16;
     w->pairs = t->n_rows * t->n_group;
-    int blocks = (w->pairs + VEC_ROWS - 1) / VEC_ROWS;
-    w->block = (w->pairs + blocks - 1) / blocks;
     size_t n = (size_t)w->pairs, dp = (size_t)w->dp;
     w->kt = carve(&next, dp * LR_ATTN_STEP);
-    w->vt = carve(&next, dp * LR_ATTN_STEP);
+    w->vt = carve(&next, (dp + PANEL - 1) / PANEL * PANEL * LR_ATTN_STEP);
     w->q = carve(&next, n * dp);
     w->p = carve(&next, n * LR_ATTN_STEP);
     w->lanes = carve(&next, n * 16);
@@ -463,11 +506,12 @@ static void open_work(const lr_attn_task *t, void *scratch, work *w)
     w->cap = t->softcap > 0 ? t->softcap * LOG2E : 0;
     float f = t->softcap > 0 ? t->scale / t->softcap : t->scale * LOG2E;
     for (int i = 0; i < w->pairs; i++) {
-        int b = i / w->block * w->block, nr = w->pairs - b < w->block ? w->pairs - b : w->block;
         const float *q =
             t->q + i / t->n_group * t->q_stride + (size_t)(t->kv_head * t->n_group + i % t->n_group) * w->dim;
-        float *to = w->q + (size_t)b * w->dim + (i - b);
-        for (int d = 0; d < w->dim; d++) to[(size_t)d * nr] = q[d] * f;
+        float *to = w->q + (size_t)i * w->dim;
+        int d = 0;
+        for (; d + VW <= w->dim; d += VW) vf_store(to + d, vf_mul(vf_load(q + d), vf_set1(f)));
+        for (; d < w->dim; d++) to[d] = q[d] * f;
     }
 }
 
