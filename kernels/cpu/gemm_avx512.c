@@ -7,7 +7,7 @@
  */
 #include "cpu/gemm_avx512.h"
 
-enum { FEW = 8, AHEAD = 4096 }; /* rows of the first way; bytes to prefetch ahead */
+enum { AHEAD = 4096 }; /* bytes to prefetch ahead */
 
 /* ---- few rows ---- */
 
@@ -67,7 +67,7 @@ typedef void few512(const lr_strip *st, const lr_qact *qa, size_t row, float *y,
     FEW_ROWS(type, 8, __VA_ARGS__)                                                                                     \
     static __attribute__((noinline)) void unpack_##type(const lr_strip *st, size_t b0, int nb, panel *o)               \
     {                                                                                                                  \
-        unpack_panel(LR_FORM(__VA_ARGS__), st, b0, nb, o);                                                             \
+        unpack_panel(LR_FORM(__VA_ARGS__), false, st, b0, nb, o);                                                      \
     }
 LR_FORM_LIST(X)
 #undef X
@@ -82,7 +82,7 @@ static const struct {
 #undef X
 };
 
-static void product_few(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
+void lr_gemm_few_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
 {
     const lr_parts parts = lr_form_parts(lr_form_of(w->type), w->k);
     for (int s = s0; s < s1; s++) {
@@ -118,7 +118,7 @@ static void gemm(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t 
     if (!w->packed)
         lr_gemm_plain_avx512(w, xf, ldx, m, y, ldy, s0, s1);
     else if (m <= FEW)
-        product_few(w, qa, m, y, ldy, s0, s1);
+        lr_gemm_few_avx512(w, qa, m, y, ldy, s0, s1);
     else
         product_many(w, qa, m, y, ldy, s0, s1);
 }

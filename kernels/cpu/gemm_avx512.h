@@ -9,7 +9,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { CHUNK = 16 }; /* blocks that are unpacked at a time: 512 k */
+enum { CHUNK = 16, FEW = 8 }; /* blocks that are unpacked at a time: 512 k; rows of the way without unpacking */
 
 /* The scales of a block of a strip, ready for the formulas of gemm.h. */
 typedef struct scales512 {
@@ -111,10 +111,10 @@ INLINE scales512 scales_of(const lr_form f, const lr_strip *s, size_t b)
 
 /* What a tile of rows needs of up to CHUNK blocks besides q: scales, and the integer part that the sums begin with. */
 typedef struct rows512 {
-    float sx[8][CHUNK];
-    float xs[8][CHUNK];        /* s_x * sum of the block */
-    int32_t pair[8][CHUNK];    /* the two sums of 16, as 16 bits each */
-    int32_t init[8][2][CHUNK]; /* -zero * sum: sub 32 of the block in [0], sub 16 of the halves */
+    float sx[16][CHUNK];
+    float xs[16][CHUNK];        /* s_x * sum of the block */
+    int32_t pair[16][CHUNK];    /* the two sums of 16, as 16 bits each */
+    int32_t init[16][2][CHUNK]; /* -zero * sum: sub 32 of the block in [0], sub 16 of the halves */
 } rows512;
 
 INLINE void rows_prepare(const lr_form f, const int zero, const int nr, const lr_qact *qa, size_t row, size_t b, int nb,
@@ -183,6 +183,9 @@ INLINE __m512 add_block(const lr_form f, const scales512 *s, const rows512 *ri, 
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(j), _mm512_mul_ps(s->m, sx), acc);
 }
 
+/* At most FEW rows of packed weights. */
+void lr_gemm_few_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1);
+
 /* ---- many rows (gemm_many_avx512.c) ---- */
 
 /* A chunk of a strip, unpacked: values u, scales. */
@@ -200,12 +203,15 @@ typedef void many512(const panel *p, int ns, int zero, int c, int nb, const lr_q
                      const __mmask16 *mask);
 extern many512 *const lr_gemm_many_avx512[4]; /* by kind */
 
-INLINE void unpack_panel(const lr_form f, const lr_strip *st, size_t b0, int nb, panel *o)
+/* is_signed: stores u - zero. */
+INLINE void unpack_panel(const lr_form f, const bool is_signed, const lr_strip *st, size_t b0, int nb, panel *o)
 {
     for (int b = 0; b < nb; b++) {
         const size_t at = b0 + (size_t)b;
         __m512i w[8];
         unpack512(f, st->q + at * (size_t)f.main * 64, st->h + at * (size_t)f.extra * 64, w);
+        if (is_signed && f.zero)
+            for (int g = 0; g < 8; g++) w[g] = _mm512_sub_epi8(w[g], _mm512_set1_epi8((char)f.zero));
         for (int g = 0; g < 8; g++) _mm512_store_si512(o->w[b] + 64 * g, w[g]);
         o->s[b] = scales_of(f, st, at);
     }

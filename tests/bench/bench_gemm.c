@@ -1,0 +1,334 @@
+/* bench_gemm.c - speed of the matrix product: JSON lines, one a (table, type, shape, rows).
+ *
+ *   bench_gemm [-i isa] [-t threads] [-q type,type] [-s KxN,KxN] [-m rows,rows] [-c MiB] [-r repeats]
+ *
+ * Fields: gops (2 m n k operations over the best time, processor time of the slowest thread), gbs (packed bytes over
+ * the best time), with -c MiB the weights are copies that together take that much memory, each call using the next one,
+ * so that they come from memory and not from a cache. First come the machine's own figures: streaming read, vpdpbusd
+ * and AMX int8 peaks of all threads.
+ */
+#define _GNU_SOURCE
+#include "base/mem.h"
+#include "cpu/cpu.h"
+#include "cpu/gemm.h"
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+enum { MAX_THREADS = 64 };
+
+/* Processor time of this thread: other programs on the machine disturb it less than they disturb the clock. */
+static double now(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
+}
+
+/* ---- a team of threads that spin between jobs, so that starting one costs little ---- */
+
+typedef void job_fn(void *arg, int thread, int n);
+static struct {
+    int n;
+    job_fn *fn;
+    void *arg;
+    atomic_int round, done;
+    double took[MAX_THREADS];
+} team;
+
+static void do_job(int id)
+{
+    double t = now();
+    team.fn(team.arg, id, team.n);
+    team.took[id] = now() - t;
+}
+
+static void *team_thread(void *arg)
+{
+    int id = (int)(intptr_t)arg;
+    for (int round = 1;; round++) {
+        while (atomic_load_explicit(&team.round, memory_order_acquire) < round)
+#if defined(__x86_64__)
+            _mm_pause()
+#endif
+                ;
+        do_job(id);
+        atomic_fetch_add(&team.done, 1);
+    }
+    return NULL;
+}
+
+static void team_start(int n)
+{
+    team.n = n;
+    for (int i = 1; i < n; i++) {
+        pthread_t t;
+        if (pthread_create(&t, NULL, team_thread, (void *)(intptr_t)i)) exit(1);
+        pthread_detach(t);
+    }
+}
+
+/* Runs a job on all threads; the time of the slowest. */
+static double team_run(job_fn *fn, void *arg)
+{
+    team.fn = fn;
+    team.arg = arg;
+    atomic_store(&team.done, 0);
+    atomic_fetch_add(&team.round, 1);
+    do_job(0);
+    while (atomic_load(&team.done) < team.n - 1) {
+    }
+    double top = 0;
+    for (int i = 0; i < team.n; i++) top = team.took[i] > top ? team.took[i] : top;
+    return top;
+}
+
+static double best_of(int repeats, job_fn *fn, void *arg)
+{
+    double best = 1e9;
+    for (int i = 0; i < repeats; i++) {
+        double t = team_run(fn, arg);
+        best = t < best ? t : best;
+    }
+    return best;
+}
+
+/* ---- the machine's own figures ---- */
+
+#if defined(__x86_64__)
+enum { PEAK_STEPS = 4000000 };
+
+__attribute__((target("avx512f,avx512vnni"))) static void vnni_job(void *arg, int thread, int n)
+{
+    (void)arg;
+    (void)thread;
+    (void)n;
+    __m512i a = _mm512_set1_epi8(3), c0 = a, c1 = a, c2 = a, c3 = a, c4 = a, c5 = a, c6 = a, c7 = a, c8 = a, c9 = a;
+    for (int i = 0; i < PEAK_STEPS; i += 10) {
+        c0 = _mm512_dpbusd_epi32(c0, a, a), c1 = _mm512_dpbusd_epi32(c1, a, a), c2 = _mm512_dpbusd_epi32(c2, a, a);
+        c3 = _mm512_dpbusd_epi32(c3, a, a), c4 = _mm512_dpbusd_epi32(c4, a, a), c5 = _mm512_dpbusd_epi32(c5, a, a);
+        c6 = _mm512_dpbusd_epi32(c6, a, a), c7 = _mm512_dpbusd_epi32(c7, a, a), c8 = _mm512_dpbusd_epi32(c8, a, a);
+        c9 = _mm512_dpbusd_epi32(c9, a, a);
+        __asm__ volatile("" : "+v"(c0), "+v"(c1), "+v"(c2), "+v"(c3), "+v"(c4));
+        __asm__ volatile("" : "+v"(c5), "+v"(c6), "+v"(c7), "+v"(c8), "+v"(c9));
+    }
+}
+
+typedef struct {
+    uint8_t palette, start, zero[14];
+    uint16_t colsb[16];
+    uint8_t rows[16];
+} tile_config;
+
+__attribute__((target("amx-tile,amx-int8"))) static void amx_job(void *arg, int thread, int n)
+{
+    (void)arg;
+    (void)thread;
+    (void)n;
+    tile_config c = {.palette = 1};
+    for (int i = 0; i < 8; i++) c.rows[i] = 16, c.colsb[i] = 64;
+    __asm__ volatile("ldtilecfg %0" ::"m"(c));
+    for (int i = 0; i < PEAK_STEPS / 10; i += 4) {
+        _tile_dpbssd(0, 4, 6);
+        _tile_dpbssd(1, 5, 6);
+        _tile_dpbssd(2, 4, 7);
+        _tile_dpbssd(3, 5, 7);
+    }
+    _tile_release();
+}
+
+typedef struct read_job {
+    const char *p;
+    size_t n;
+} read_job;
+
+__attribute__((target("avx512f"))) static void read_part(void *arg, int thread, int n)
+{
+    const read_job *j = arg;
+    const size_t part = j->n / (size_t)n / 256 * 256;
+    const char *p = j->p + part * (size_t)thread;
+    __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
+    for (size_t i = 0; i < part; i += 256) {
+        for (size_t l = 0; l < 256; l += 64) _mm_prefetch(p + i + 4096 + l, _MM_HINT_T0);
+        a = _mm512_xor_si512(a, _mm512_loadu_si512(p + i));
+        b = _mm512_xor_si512(b, _mm512_loadu_si512(p + i + 64));
+        c = _mm512_xor_si512(c, _mm512_loadu_si512(p + i + 128));
+        d = _mm512_xor_si512(d, _mm512_loadu_si512(p + i + 192));
+    }
+    __m512i s = _mm512_xor_si512(_mm512_xor_si512(a, b), _mm512_xor_si512(c, d));
+    __asm__ volatile("" ::"v"(s));
+}
+
+static void machine(size_t cold)
+{
+    if (lr_cpu_table("avx512"))
+        printf("{\"peak\":\"vpdpbusd\",\"threads\":%d,\"gops\":%.0f}\n", team.n,
+               128e-9 * PEAK_STEPS * team.n / best_of(20, vnni_job, NULL));
+    if (lr_cpu_table("amx"))
+        printf("{\"peak\":\"amx int8\",\"threads\":%d,\"gops\":%.0f}\n", team.n,
+               32768e-9 * PEAK_STEPS / 10 * team.n / best_of(20, amx_job, NULL));
+    if (!cold || !lr_cpu_table("avx512")) return;
+    read_job j = {mmap(NULL, cold, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), cold};
+    if (j.p == MAP_FAILED) return;
+    madvise((void *)j.p, cold, MADV_HUGEPAGE);
+    memset((void *)j.p, 1, cold);
+    printf("{\"peak\":\"read\",\"threads\":%d,\"mib\":%zu,\"gbs\":%.1f}\n", team.n, cold >> 20,
+           1e-9 * (double)cold / best_of(8, read_part, &j));
+    munmap((void *)j.p, cold);
+}
+#else
+static void machine(size_t cold) { (void)cold; }
+#endif
+
+/* ---- the product ---- */
+
+typedef struct gemm_job {
+    const lr_cpu_kernels *t;
+    lr_gemm_w w;
+    lr_qact qa;
+    const float *x;
+    float *y;
+    int m;
+} gemm_job;
+
+static void gemm_part(void *arg, int thread, int n)
+{
+    const gemm_job *j = arg;
+    const int strips = (j->w.n + LR_STRIP - 1) / LR_STRIP;
+    j->t->gemm(&j->w, &j->qa, j->x, (size_t)j->w.k, j->m, j->y, (size_t)j->w.n, strips * thread / n,
+               strips * (thread + 1) / n);
+}
+
+typedef struct options {
+    const char *isa, *types, *shapes, *rows;
+    int threads, repeats;
+    size_t cold;
+} options;
+
+/* The weights: packed random blocks (all of one pattern: scales of 2^-8), `copies` of them. */
+static char *weights_new(int type, int k, int n, size_t copies, lr_gemm_w *w, size_t *bytes)
+{
+    const size_t row = (size_t)(k / lr_dtype_block(type)) * (size_t)lr_dtype_bytes(type);
+    const size_t strips = ((size_t)n + LR_STRIP - 1) / LR_STRIP, strip = lr_pack_strip_bytes(type, k);
+    *bytes = strip ? strips * strip : (size_t)n * row;
+    const size_t all = (*bytes * copies + 8191) & ~(size_t)4095;
+    char *p = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) exit(1);
+    madvise(p, all, MADV_HUGEPAGE);
+    memset(p, 0x1C, all); /* a half of 0x1C1C is 0.004 */
+    *w = (lr_gemm_w){type, n, k, strip != 0, strip ? strip : row, p};
+    return p;
+}
+
+static void bench(const options *o, const lr_cpu_kernels *t, int type, int k, int n, int m)
+{
+    gemm_job j = {.t = t, .m = m};
+    size_t bytes, one = (size_t)n * (size_t)k; /* about */
+    size_t copies = o->cold / one > 1 ? o->cold / one : 1;
+    char *base = weights_new(type, k, n, copies, &j.w, &bytes);
+    const size_t cells = (size_t)m * (size_t)k;
+    j.qa = (lr_qact){lr_alloc_aligned(cells), lr_alloc_aligned(cells / 8), lr_alloc_aligned(cells / 8), k};
+    float *x = lr_alloc_aligned(cells * 4);
+    j.x = x;
+    j.y = lr_alloc_aligned((size_t)m * (size_t)n * 4);
+    for (size_t i = 0; i < cells; i++) x[i] = (float)(int)(i * 2654435761u >> 8 & 0xFFFF) / 65536.0f - 0.5f;
+    double tq = now();
+    t->quantize(x, (size_t)k, m, j.qa, 0, k);
+    tq = now() - tq;
+    double best = 1e9, total = 0, sum = 0;
+    int calls = 0;
+    for (size_t i = 0; calls < 3 || (total < 0.15 * o->repeats && calls < 100000); i++, calls++) {
+        j.w.data = base + i % copies * bytes;
+        double s = team_run(gemm_part, &j);
+        total += s;
+        if (copies > 1) { /* from memory: the mean of a whole round counts */
+            sum += s;
+            if (i % copies == copies - 1) {
+                if (sum / (double)copies < best) best = sum / (double)copies;
+                sum = 0;
+            }
+        } else if (s < best)
+            best = s;
+    }
+    if (best > 1e8) best = total / calls;
+    printf("{\"isa\":\"%s\",\"type\":\"%s\",\"k\":%d,\"n\":%d,\"m\":%d,\"threads\":%d,\"us\":%.1f,\"gops\":%.0f,"
+           "\"gbs\":%.1f,\"quantize_us\":%.1f}\n",
+           t->name, lr_dtype_name(type), k, n, m, team.n, best * 1e6, 2e-9 * (double)m * (double)one / best,
+           1e-9 * (double)bytes / best, tq * 1e6);
+    fflush(stdout);
+    munmap(base, (bytes * copies + 8191) & ~(size_t)4095);
+    lr_free_aligned(j.qa.q);
+    lr_free_aligned(j.qa.scale);
+    lr_free_aligned(j.qa.sum16);
+    lr_free_aligned(x);
+    lr_free_aligned(j.y);
+}
+
+static void bench_rows(const options *o, const lr_cpu_kernels *t, int type, int k, int n)
+{
+    char *rows = lr_strdup(o->rows), *save;
+    for (char *r = strtok_r(rows, ",", &save); r; r = strtok_r(NULL, ",", &save)) bench(o, t, type, k, n, atoi(r));
+    lr_free(rows);
+}
+
+int main(int argc, char **argv)
+{
+    options o = {.types = "Q4_1,Q8_0,Q5_0,Q4_K,Q6_K",
+                 .shapes = "576x1536,1536x576,640x2048,896x4864,4864x896,1536x8960,8960x1536",
+                 .rows = "1,2,4,8,16,32,128,512",
+                 .threads = 1,
+                 .repeats = 1};
+    for (int i = 1; i + 1 < argc; i += 2) {
+        const char *v = argv[i + 1];
+        switch (argv[i][1]) {
+        case 'i':
+            o.isa = v;
+            break;
+        case 't':
+            o.threads = atoi(v);
+            break;
+        case 'q':
+            o.types = v;
+            break;
+        case 's':
+            o.shapes = v;
+            break;
+        case 'm':
+            o.rows = v;
+            break;
+        case 'c':
+            o.cold = (size_t)atoi(v) << 20;
+            break;
+        case 'r':
+            o.repeats = atoi(v);
+            break;
+        default:
+            fprintf(stderr, "unknown option %s\n", argv[i]);
+            return 2;
+        }
+    }
+    const lr_cpu_kernels *t = lr_cpu_table(o.isa);
+    if (!t || o.threads < 1 || o.threads > MAX_THREADS) return fprintf(stderr, "no such table or thread count\n"), 2;
+    team_start(o.threads);
+    machine(o.cold);
+    char *types = lr_strdup(o.types), *save;
+    for (char *q = strtok_r(types, ",", &save); q; q = strtok_r(NULL, ",", &save)) {
+        char *shapes = lr_strdup(o.shapes), *save2;
+        for (char *s = strtok_r(shapes, ",", &save2); s; s = strtok_r(NULL, ",", &save2)) {
+            int k = 0, n = 0, type = lr_dtype_parse(q);
+            if (type < 0 || sscanf(s, "%dx%d", &k, &n) != 2) return fprintf(stderr, "bad type or shape\n"), 2;
+            if (k % lr_dtype_block(type)) continue; /* not a shape of this type */
+            bench_rows(&o, t, type, k, n);
+        }
+        lr_free(shapes);
+    }
+    lr_free(types);
+    return 0;
+}
