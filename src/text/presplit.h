@@ -19,17 +19,17 @@ typedef bool lr_stage_fn(const lr_stage *p, const uint8_t *s, size_t i, size_t n
 
 struct lr_stage {
     lr_stage_fn *match;
-    unsigned flags; /* of the stage's kind */
-    int digits;     /* most digits in a run, 0 = any number */
+    unsigned flags;             /* of the stage's kind */
+    int digits;                 /* most digits in a run, 0 = any number */
     const int32_t (*ranges)[2]; /* sorted character ranges, ended by {0, 0} */
 };
 
 #define LR_PRE_STAGES 6
 typedef struct lr_pre {
-    const char *names; /* the values of tokenizer.ggml.pre, each with a space before and after */
-    bool nfc;          /* normal form C first */
-    bool whole;        /* a word that is a token is that token, whatever the merges ("ignore_merges") */
-    bool bos;          /* BOS first if the file does not say */
+    const char *names;             /* the values of tokenizer.ggml.pre, each with a space before and after */
+    bool nfc;                      /* normal form C first */
+    bool whole;                    /* a word that is a token is that token, whatever the merges ("ignore_merges") */
+    bool bos;                      /* BOS first if the file does not say */
     lr_stage stage[LR_PRE_STAGES]; /* the first without a function ends the list */
 } lr_pre;
 

@@ -6,10 +6,11 @@
  *
  * What is promised, for input of any bytes:
  * - lr_tokenize gives the ids of the model's own tokenizer; lr_detokenize of them gives the input back byte for byte,
- *   invalid UTF-8 and zero bytes included. Three documented exceptions: qwen2-like vocabularies bring the valid parts
- *   of a text into Unicode normal form C first, as their own tokenizers do; a byte that a vocabulary has no token for
- *   (it happens in byte-level files that were cut down) becomes the unknown token, or an error if there is none; and
- *   a SentencePiece vocabulary without byte tokens writes its unknown token for characters it lacks.
+ *   invalid UTF-8 and zero bytes included. Three exceptions: qwen2 and the other rules that say so (presplit.c) bring
+ * the valid parts of a text into Unicode normal form C first, as those models' own tokenizers do; a byte that a
+ * byte-level vocabulary has no token for (SmolLM2 lacks 0x04, 0x06, 0x13, 0x14, 0x16, 0x1D, 0xF1, 0xF2 and those that
+ * are never valid) is spelt as U+FFFD, or is the unknown token, or an error if there is neither (its own tokenizer
+ * would drop it); and a SentencePiece vocabulary without byte tokens writes its unknown token for characters it lacks.
  * - Time is n log n at worst in the length of the text, whatever the text; the stack is constant.
  *
  * Choices:
@@ -46,14 +47,14 @@ enum lr_token_type {
 
 /* Everything is borrowed for the call only. */
 typedef struct lr_vocab_spec {
-    const char *model;     /* tokenizer.ggml.model: "gpt2" (byte-level BPE) or "llama" (SentencePiece BPE) */
-    const char *pre;       /* tokenizer.ggml.pre: "smollm", "qwen2", "llama-bpe", ...; needed for gpt2, else ignored */
-    uint32_t n_tokens;     /* 1 .. LR_VOCAB_MAX */
-    const lr_str *tokens;  /* (n_tokens) raw text; at most LR_TOKEN_MAX bytes each */
-    const float *scores;   /* (n_tokens) or NULL: all 0; needed for llama */
-    const int32_t *types;  /* (n_tokens) lr_token_type, or NULL: all normal */
-    size_t n_merges;       /* gpt2 only */
-    const lr_str *merges;  /* (n_merges) "a b", best first */
+    const char *model;    /* tokenizer.ggml.model: "gpt2" (byte-level BPE) or "llama" (SentencePiece BPE) */
+    const char *pre;      /* tokenizer.ggml.pre: "smollm", "qwen2", "llama-bpe", ...; needed for gpt2, else ignored */
+    uint32_t n_tokens;    /* 1 .. LR_VOCAB_MAX */
+    const lr_str *tokens; /* (n_tokens) raw text; at most LR_TOKEN_MAX bytes each */
+    const float *scores;  /* (n_tokens) or NULL: all 0; needed for llama */
+    const int32_t *types; /* (n_tokens) lr_token_type, or NULL: all normal */
+    size_t n_merges;      /* gpt2 only */
+    const lr_str *merges; /* (n_merges) "a b", best first */
     int32_t bos, eos, unk, eot, pad; /* -1 = none */
     bool add_bos, add_eos;           /* tokenizer.ggml.add_bos_token, add_eos_token; see lr_text_default_bos */
     bool add_space_prefix;           /* llama only; a file that does not say means true */

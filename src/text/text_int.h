@@ -17,8 +17,8 @@ enum lr_vocab_kind { LR_VOCAB_BPE, LR_VOCAB_SPM };
 enum {
     LR_TF_CONTROL = 1, /* control or unknown */
     LR_TF_EOG = 2,
-    LR_TF_NAME = 4,  /* is in the text only by LR_TOK_SPECIAL */
-    LR_TF_PLAIN = 8, /* is taken from plain text as a whole, before merging */
+    LR_TF_NAME = 4,   /* is in the text only by LR_TOK_SPECIAL */
+    LR_TF_PLAIN = 8,  /* is taken from plain text as a whole, before merging */
     LR_TF_MERGE = 16, /* SentencePiece: may come out of a merge */
 };
 
@@ -49,13 +49,15 @@ struct lr_vocab {
     uint8_t *type, *flag;        /* (n) */
     uint32_t *rank;              /* (n) SentencePiece: the higher the score, the lower the rank */
 
-    struct lr_slot { uint32_t hash, id1; } *slot; /* raw text -> id + 1, open addressing; of equal texts the lowest id */
+    struct lr_slot {
+        uint32_t hash, id1;
+    } * slot; /* raw text -> id + 1, open addressing; of equal texts the lowest id */
     uint32_t slot_mask;
     lr_pair *pair; /* BPE */
     uint64_t pair_mask;
     uint8_t *near; /* SentencePiece: bitmap of hashed character pairs that stand side by side in some piece */
 
-    int32_t byte_id[256]; /* the token of one byte, -1 none */
+    int32_t byte_id[256];          /* the token of one byte, -1 none */
     lr_vocab_names special, plain; /* with and without LR_TOK_SPECIAL */
 };
 
@@ -117,7 +119,8 @@ typedef struct lr_tok {
 int lr_text_merge_push(lr_tok *t, uint32_t at, uint32_t end, int32_t id);
 /* Merges the symbols until none is left to merge. pair tells what two neighbours (symbols a, b of t->sym) merge to:
  * false, or true and *rank, *id. */
-int lr_text_merge_run(lr_tok *t, bool (*pair)(const lr_tok *t, const lr_sym *a, const lr_sym *b, uint32_t *rank, int32_t *id));
+int lr_text_merge_run(lr_tok *t,
+                      bool (*pair)(const lr_tok *t, const lr_sym *a, const lr_sym *b, uint32_t *rank, int32_t *id));
 
 /* A segment of text without names in it. */
 int lr_text_bpe(lr_tok *t, const uint8_t *s, size_t n);

@@ -11,7 +11,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* The character at s[0..n), n >= 1 -> its length 1..4; *cp its number, or -1 for a byte that is not UTF-8 (length 1). */
+/* The character at s[0..n), n >= 1 -> its length 1..4; *cp its number, or -1 for a byte that is not UTF-8 (length 1).
+ */
 size_t lr_utf8_get(const uint8_t *s, size_t n, int32_t *cp);
 /* cp valid -> bytes written to out, 1..4 */
 size_t lr_utf8_put(int32_t cp, uint8_t *out);
@@ -38,7 +39,7 @@ static inline unsigned lr_uc_class(int32_t cp) /* 0 for -1 */
 {
     return cp >= 0 && cp < 128 ? lr_uc_ascii[cp] : lr_uc_class_of(cp);
 }
-bool lr_uc_is_han(int32_t cp);    /* script Han */
+bool lr_uc_is_han(int32_t cp); /* script Han */
 
 /* Brings the valid parts of a text into normal form C. *out is lr_malloc'd, or NULL if the text already is in that
  * form (then use the text itself). Time n log n. */
