@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 """Writes src/text/unicode_newer.h: characters newer than Unicode 14, with the class that the tokenizers library gives
-them. Needs a Python whose unicodedata is of version 14 (3.11) and `pip install tokenizers`."""
+them. Needs a Python whose unicodedata is of version 14 (3.11) and `pip install tokenizers`; run clang-format -i on it
+afterwards."""
 import sys
 import unicodedata
 from tokenizers import Regex, pre_tokenizers
