@@ -78,11 +78,7 @@ void lr_detok_prime(lr_detok *d, const int32_t *ids, size_t n)
         }
 }
 
-static size_t put_bad(char *buf)
-{
-    memcpy(buf, "\xEF\xBF\xBD", 3);
-    return 3;
-}
+static size_t put_bad(char *buf) { return lr_utf8_put(0xFFFD, (uint8_t *)buf); }
 
 /* Bytes of the piece that complete, or break off, the unfinished character: consumed; *o: bytes written. */
 static size_t go_on(lr_detok *d, const uint8_t *s, size_t n, char *buf, size_t *o)

@@ -20,6 +20,8 @@
  *   </...> and [...].
  * - BOS is put first if LR_TOK_BOS is given and the file wants one, but not a second one before a text whose first
  *   token already is BOS. EOS likewise at the end.
+ * - Bytes that are not UTF-8, a surrogate (ED A0 80) and overlong forms among them, are characters of their own: they
+ *   join the word around them in byte-level BPE and are byte tokens in SentencePiece. Refusing them is for the caller.
  * - U+2581, which SentencePiece uses for a space inside its tables, is spelt as three byte tokens when it occurs in a
  *   text, so that it comes back as itself and not as a space.
  * - The space that SentencePiece models with add_space_prefix want before a text is put at its start and after each

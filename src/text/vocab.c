@@ -166,8 +166,7 @@ static bool ends_generation(const lr_vocab *v, lr_str t)
                                         "<|eos|>",
                                         "<|END_OF_TURN_TOKEN|>",
                                         "<|end_of_turn|>",
-                                        "<\xEF\xBD\x9C"
-                                        "end\xE2\x96\x81of\xE2\x96\x81sentence\xEF\xBD\x9C>",
+                                        "<｜end▁of▁sentence｜>",
                                         NULL};
     if (!name_in(t, names)) return false;
     /* In the harmony format <|end|> ends a message; <|return|> and <|call|> end the turn. */
@@ -520,8 +519,7 @@ int32_t lr_vocab_find(const lr_vocab *v, const char *text, size_t n)
         if (v->kind == LR_VOCAB_BPE) {
             o += lr_text_bytelevel((uint8_t)text[i], raw + o);
         } else if (text[i] == ' ') {
-            memcpy(raw + o, "\xE2\x96\x81", 3);
-            o += 3;
+            o += lr_utf8_put(0x2581, (uint8_t *)raw + o);
         } else {
             raw[o++] = text[i];
         }
