@@ -15,6 +15,7 @@
  * Bound by: decode memory, prefill multiply-adds (figures in kernels/README.md).
  */
 #include "cpu/attn_int.h"
+#include "cpu/attn_put_vec.h"
 #include "cpu/vec_math.h"
 #include <math.h>
 #include <string.h>
@@ -25,17 +26,24 @@
 #define DIRECT_MAX 8  /* pairs up to which halves are converted in registers */
 #define LOG2E      1.44269504088896341f
 
-typedef enum kind { IN_F32, IN_F16, IN_BF16 } kind;
+typedef enum kind { IN_F32, IN_F16, IN_BF16, IN_Q8 } kind;
 
-/* A step's keys and values: per tile of 16 positions, dimension d of the keys at k + d * ldk, position t of the values
- * at v + t * ldv. */
-typedef struct step_ref {
+/* A step of a task: positions base .. base+63, of which the rows see places lo .. hi (together) and c0 .. c1 (each of
+ * them; empty if c1 < c0). Then the panel in hand: dimension d of tile i's keys at k[i] + d * ldk, or position j of the
+ * tile's values at v[i] + j * ldv (in values). */
+typedef struct step {
+    int base, lo, hi, c0, c1;
+    bool even;                         /* all rows see all of it */
+    bool aligned;                      /* tiles lie in one piece each */
+    bool direct;                       /* and are read where they lie */
+    const char *kb[TILES], *vb[TILES]; /* aligned: the tile's block, */
+    size_t slot[TILES];                /* and its first slot there */
     const char *k[TILES], *v[TILES];
-    size_t ldk, ldv;
-    size_t panel; /* bytes from PANEL columns of the values to the next */
-    int run;      /* positions whose values lie one behind the other: a tile, or the step */
+    const uint16_t *ks[TILES], *vs[TILES]; /* IN_Q8: scales, of 16 keys (lds apart a group), of a position's groups */
+    size_t ldk, ldv, lds;
+    int run; /* positions whose values lie one behind the other: a tile, or the step */
     kind in;
-} step_ref;
+} step;
 
 /* The running state of the pairs over a chunk, or over chunks. */
 typedef struct state {
@@ -58,50 +66,62 @@ typedef struct work {
 
 #define UNROLL _Pragma("GCC unroll 24")
 
-VEC_INLINE size_t in_bytes(kind in) { return in == IN_F32 ? 4 : 2; }
+VEC_INLINE size_t in_bytes(kind in) { return in == IN_F32 ? 4 : in == IN_Q8 ? 1 : 2; }
 
-VEC_INLINE vf in_load(kind in, const char *p)
+/* VW values of a part, times scale if they are Q8_0's. */
+VEC_INLINE vf in_load(kind in, const char *p, vf scale)
 {
     switch (in) {
     case IN_F32:
         return vf_load((const float *)p);
     case IN_F16:
         return vf_load_f16((const uint16_t *)p);
-    default:
+    case IN_BF16:
         return vf_load_bf16((const uint16_t *)p);
+    default:
+        return vf_mul(vf_load_i8((const int8_t *)p), scale);
     }
 }
 
 /* ---- the two products ---- */
 
-/* Dimensions d0 .. d1-1 of the scores of pairs i0 .. i0+nr-1. */
-VEC_INLINE void scores_block(const work *w, const step_ref *s, int i0, size_t d0, size_t d1, const int nr,
-                             const kind in)
+/* Adds the panel's dimensions d0 .. d1-1 to the scores of pairs i0 .. i0+nr-1 (the first panel begins them). */
+VEC_INLINE void scores_block(const work *w, const step *s, int i0, size_t d0, size_t d1, const int nr, const kind in)
 {
     const size_t elem = in_bytes(in), ldk = s->ldk * elem, dim = (size_t)w->dim;
     for (int g = 0; g < STEP_V; g += VEC_COLS) {
         const float *q = w->q + i0 * dim;
         float *p = w->p + (size_t)i0 * LR_ATTN_STEP + g * VW;
         const char *k[VEC_COLS];
-        vf acc[VEC_ROWS][VEC_COLS];
+        vf acc[VEC_ROWS][VEC_COLS], scale[VEC_COLS];
         UNROLL for (int c = 0; c < VEC_COLS; c++)
         {
             int at = (g + c) * VW;
             k[c] = s->k[at / LR_ATTN_TILE] + at % LR_ATTN_TILE * elem;
+            scale[c] = vf_set1(0);
         }
         UNROLL for (int i = 0; i < nr * VEC_COLS; i++)
         {
             int r = i / VEC_COLS, c = i % VEC_COLS;
             acc[r][c] = d0 ? vf_load(p + r * LR_ATTN_STEP + c * VW) : vf_set1(0);
         }
-        size_t at = d0 * ldk;
-        for (size_t d = d0; d < d1; d++, at += ldk) {
-            vf b[VEC_COLS];
-            UNROLL for (int c = 0; c < VEC_COLS; c++) b[c] = in_load(in, k[c] + at);
-            UNROLL for (int r = 0; r < nr; r++)
+        size_t at = 0;
+        for (size_t d = d0; d < d1;) {
+            size_t end = in == IN_Q8 && d1 - d > LR_KV_GROUP ? d + LR_KV_GROUP : d1; /* one scale till there */
+            UNROLL for (int c = 0; c < VEC_COLS && in == IN_Q8; c++)
             {
-                vf a = vf_set1(q[r * dim + d]);
-                UNROLL for (int c = 0; c < VEC_COLS; c++) acc[r][c] = vf_fma(a, b[c], acc[r][c]);
+                int place = (g + c) * VW;
+                scale[c] =
+                    vf_load_f16(s->ks[place / LR_ATTN_TILE] + (d - d0) / LR_KV_GROUP * s->lds + place % LR_ATTN_TILE);
+            }
+            for (; d < end; d++, at += ldk) {
+                vf b[VEC_COLS];
+                UNROLL for (int c = 0; c < VEC_COLS; c++) b[c] = in_load(in, k[c] + at, scale[c]);
+                UNROLL for (int r = 0; r < nr; r++)
+                {
+                    vf a = vf_set1(q[r * dim + d]);
+                    UNROLL for (int c = 0; c < VEC_COLS; c++) acc[r][c] = vf_fma(a, b[c], acc[r][c]);
+                }
             }
         }
         UNROLL for (int i = 0; i < nr * VEC_COLS; i++)
@@ -113,9 +133,9 @@ VEC_INLINE void scores_block(const work *w, const step_ref *s, int i0, size_t d0
 }
 
 /* acc[r] (dp apart) = acc[r] * keep[r] + sum of p[r][t] v[t] over places t0 .. t1; keep NULL = ones. acc and the values
- * at byte `at` of a position are those of nc registers of columns. */
-VEC_INLINE void values_block(const step_ref *s, const float *p, float *acc, size_t dp, const float *keep, int t0,
-                             int t1, size_t at, const int nr, const int nc, const kind in)
+ * at byte `at` of a position's panel are those of nc registers of columns. */
+VEC_INLINE void values_block(const step *s, const float *p, float *acc, size_t dp, const float *keep, int t0, int t1,
+                             size_t at, const int nr, const int nc, const kind in)
 {
     const size_t elem = in_bytes(in), ldv = s->ldv * elem;
     vf a[VEC_ROWS][VEC_COLS];
@@ -128,10 +148,15 @@ VEC_INLINE void values_block(const step_ref *s, const float *p, float *acc, size
     for (int t = t0; t <= t1;) {
         int end = t / s->run * s->run + s->run - 1;
         const char *v = s->v[t / LR_ATTN_TILE] + t % LR_ATTN_TILE * ldv + at;
+        const uint16_t *vs = in == IN_Q8 ? s->vs[t / LR_ATTN_TILE] + t % LR_ATTN_TILE * s->lds : NULL;
         if (end > t1) end = t1;
-        for (; t <= end; t++, v += ldv) {
+        for (; t <= end; t++, v += ldv, vs += in == IN_Q8 ? s->lds : 0) {
             vf b[VEC_COLS];
-            UNROLL for (int c = 0; c < nc; c++) b[c] = in_load(in, v + c * VW * elem);
+            UNROLL for (int c = 0; c < nc; c++)
+            {
+                vf scale = vf_set1(in == IN_Q8 ? vec_f16(vs[(at + c * VW) / LR_KV_GROUP]) : 0);
+                b[c] = in_load(in, v + c * VW * elem, scale);
+            }
             UNROLL for (int r = 0; r < nr; r++)
             {
                 vf x = vf_set1(p[r * LR_ATTN_STEP + t]);
@@ -142,26 +167,24 @@ VEC_INLINE void values_block(const step_ref *s, const float *p, float *acc, size
     UNROLL for (int i = 0; i < nr * nc; i++) vf_store(acc + i / nc * dp + i % nc * VW, a[i / nc][i % nc]);
 }
 
-/* The same for a panel of n columns. */
-VEC_INLINE void values_panel(const step_ref *s, const float *p, float *acc, size_t dp, const float *keep, int t0,
-                             int t1, size_t at, int n, const int nr, const kind in)
+/* The same for the n columns of a panel. */
+VEC_INLINE void values_rows(const step *s, const float *p, float *acc, size_t dp, const float *keep, int t0, int t1,
+                            int n, const int nr, const kind in)
 {
     const size_t elem = in_bytes(in);
     int col = 0;
     for (; col + VEC_COLS * VW <= n; col += VEC_COLS * VW) {
-        values_block(s, p, acc + col, dp, keep, t0, t1, at + col * elem, nr, VEC_COLS, in);
+        values_block(s, p, acc + col, dp, keep, t0, t1, col * elem, nr, VEC_COLS, in);
     }
     if (VEC_COLS > 2 && col + 2 * VW <= n) {
-        values_block(s, p, acc + col, dp, keep, t0, t1, at + col * elem, nr, 2, in);
+        values_block(s, p, acc + col, dp, keep, t0, t1, col * elem, nr, 2, in);
         col += 2 * VW;
     }
-    for (; col + VW <= n; col += VW) {
-        values_block(s, p, acc + col, dp, keep, t0, t1, at + col * elem, nr, 1, in);
-    }
+    for (; col + VW <= n; col += VW) values_block(s, p, acc + col, dp, keep, t0, t1, col * elem, nr, 1, in);
 }
 
 #define EACH_ROWS(X, in) X(1, in) X(2, in) X(3, in) X(4, in) X(5, in) X(6, in)
-#define EACH_BLOCK(X)    EACH_ROWS(X, IN_F32) EACH_ROWS(X, IN_F16) EACH_ROWS(X, IN_BF16)
+#define EACH_BLOCK(X)    EACH_ROWS(X, IN_F32) EACH_ROWS(X, IN_F16) EACH_ROWS(X, IN_BF16) EACH_ROWS(X, IN_Q8)
 
 /* Pairs are cut into register blocks of even shares: the next block's size when `left` are left. */
 static int block_rows(int left)
@@ -170,44 +193,39 @@ static int block_rows(int left)
     return (left + blocks - 1) / blocks;
 }
 
-/* All scores of the step -> w->p; PANEL dimensions at a time, whose keys stay in the nearest cache. */
-static void scores(const work *w, const step_ref *s)
+/* The panel's part of all scores -> w->p. */
+static void scores(const work *w, const step *s, int d0, int d1)
 {
-    for (int d0 = 0; d0 < w->dim; d0 += PANEL) {
-        int d1 = d0 + PANEL < w->dim ? d0 + PANEL : w->dim;
-        for (int i = 0, nr; i < w->pairs; i += nr) {
-            nr = block_rows(w->pairs - i);
-            switch (s->in * 8 + nr) {
+    for (int i = 0, nr; i < w->pairs; i += nr) {
+        nr = block_rows(w->pairs - i);
+        switch (s->in * 8 + nr) {
 #define X(n, in)                                                                                                       \
     case in * 8 + n:                                                                                                   \
         scores_block(w, s, i, d0, d1, n, in);                                                                          \
         break;
-                EACH_BLOCK(X)
+            EACH_BLOCK(X)
 #undef X
-            }
         }
     }
 }
 
-/* Adds places t0 .. t1 to the sums of pairs i0 .. i1-1, after multiplying these with keep (NULL = ones). */
-static void values(const work *w, const step_ref *s, const state *st, int i0, int i1, const float *keep, int t0, int t1)
+/* Adds places t0 .. t1 of the panel, n columns from col, to the sums of pairs i0 .. i1-1, after multiplying these with
+ * keep (NULL = ones). */
+static void values(const work *w, const step *s, float *acc, int col, int n, int i0, int i1, const float *keep, int t0,
+                   int t1)
 {
     size_t dp = (size_t)w->dp;
-    for (int col = 0; col < w->dp; col += PANEL) {
-        int n = w->dp - col < PANEL ? w->dp - col : PANEL;
-        size_t at = col / PANEL * s->panel;
-        for (int i = i0, nr; i < i1; i += nr) {
-            nr = block_rows(i1 - i);
-            const float *p = w->p + (size_t)i * LR_ATTN_STEP, *kp = keep ? keep + i : NULL;
-            float *acc = st->acc + i * dp + col;
-            switch (s->in * 8 + nr) {
+    for (int i = i0, nr; i < i1; i += nr) {
+        nr = block_rows(i1 - i);
+        const float *p = w->p + (size_t)i * LR_ATTN_STEP, *kp = keep ? keep + i : NULL;
+        float *at = acc + i * dp + col;
+        switch (s->in * 8 + nr) {
 #define X(r, in)                                                                                                       \
     case in * 8 + r:                                                                                                   \
-        values_panel(s, p, acc, dp, kp, t0, t1, at, n, r, in);                                                         \
+        values_rows(s, p, at, dp, kp, t0, t1, n, r, in);                                                               \
         break;
-                EACH_BLOCK(X)
+            EACH_BLOCK(X)
 #undef X
-            }
         }
     }
 }
@@ -270,50 +288,49 @@ static void softmax(const work *w, state *st, int i0, int i1, int a, int b)
     }
 }
 
-/* ---- keys and values into scratch ---- */
+/* ---- a step's keys and values, panel by panel ---- */
 
-/* Place of dimension d of the step's values at `place`. */
-VEC_INLINE float *vt_at(const work *w, int place, size_t d)
+/* The panel of aligned tile i as it lies in the KV store -> kt, dimensions of keys; vt, columns of values. */
+VEC_INLINE void convert_keys(const work *w, const step *s, int i, int n, const kind in)
 {
-    return w->vt + (d / PANEL * LR_ATTN_STEP + (size_t)place) * PANEL + d % PANEL;
+    const char *k = s->k[i];
+    float *to = w->kt + i * LR_ATTN_TILE;
+    vf scale[LR_ATTN_TILE / VW];
+    for (int c = 0; c < LR_ATTN_TILE / VW; c++) scale[c] = vf_set1(0);
+    for (int d = 0; d < n; d++, to += LR_ATTN_STEP, k += s->ldk * in_bytes(in)) {
+        UNROLL for (int c = 0; c < LR_ATTN_TILE / VW; c++)
+        {
+            if (in == IN_Q8 && d % LR_KV_GROUP == 0)
+                scale[c] = vf_load_f16(s->ks[i] + d / LR_KV_GROUP * s->lds + c * VW);
+            vf_store(to + c * VW, in_load(in, k + c * VW * in_bytes(in), scale[c]));
+        }
+    }
 }
 
-/* Values of the position in slot `slot` of block part v: dims col .. col+VW-1, float32. */
-VEC_INLINE vf load_q8_v(const char *v, size_t scales, size_t at, size_t scale_at)
+VEC_INLINE void convert_values(const work *w, const step *s, int i, int n, const kind in)
 {
-    const uint16_t *s = (const uint16_t *)(v + scales);
-    return vf_mul(vf_load_i8((const int8_t *)v + at), vf_set1(vec_f16(s[scale_at])));
+    const char *v = s->v[i];
+    float *to = w->vt + (size_t)i * LR_ATTN_TILE * PANEL;
+    for (int j = 0; j < LR_ATTN_TILE; j++, to += PANEL, v += s->ldv * in_bytes(in)) {
+        for (int d = 0; d < n; d += VW) {
+            vf scale = vf_set1(in == IN_Q8 ? vec_f16(s->vs[i][j * s->lds + d / LR_KV_GROUP]) : 0);
+            vf_store(to + d, in_load(in, v + d * in_bytes(in), scale));
+        }
+    }
 }
 
-/* One aligned tile: keys (dim, 16) -> kt columns, values (16, dim) -> vt rows. kb, vb: the block's parts. */
-static void convert_tile(const lr_attn_task *t, const work *w, const char *kb, const char *vb, int slot, int place)
+static void convert(const work *w, const step *s, int i, int n, bool keys)
 {
-    size_t dim = (size_t)w->dim, bs = (size_t)t->block_size, h = (size_t)t->kv_head;
-    size_t k_at = h * dim * bs + slot, v_at = (h * bs + slot) * dim;
-    float *kt = w->kt + place;
-    if (t->kv_type == LR_Q8_0) {
-        size_t groups = (size_t)lr_kv_groups(w->dim), sc = lr_kv_scales_at(t->n_kv_heads, w->dim, t->block_size);
-        for (size_t d = 0; d < dim; d++, kt += LR_ATTN_STEP, k_at += bs) {
-            const uint16_t *s = (const uint16_t *)(kb + sc) + (h * groups + d / LR_KV_GROUP) * bs + slot;
-            for (int c = 0; c < LR_ATTN_TILE; c += VW) {
-                vf_store(kt + c, vf_mul(vf_load_i8((const int8_t *)kb + k_at + c), vf_load_f16(s + c)));
-            }
-        }
-        for (int j = 0; j < LR_ATTN_TILE; j++, v_at += dim) {
-            size_t s_at = (h * bs + slot + j) * groups;
-            for (size_t d = 0; d < dim; d += VW) {
-                vf_store(vt_at(w, place + j, d), load_q8_v(vb, sc, v_at + d, s_at + d / LR_KV_GROUP));
-            }
-        }
-        return;
-    }
-    const uint16_t *k = (const uint16_t *)kb + k_at, *v = (const uint16_t *)vb + v_at;
-    kind in = t->kv_type == LR_F16 ? IN_F16 : IN_BF16;
-    for (size_t d = 0; d < dim; d++, kt += LR_ATTN_STEP, k += bs) {
-        for (int c = 0; c < LR_ATTN_TILE; c += VW) vf_store(kt + c, in_load(in, (const char *)(k + c)));
-    }
-    for (int j = 0; j < LR_ATTN_TILE; j++, v += dim) {
-        for (size_t d = 0; d < dim; d += VW) vf_store(vt_at(w, place + j, d), in_load(in, (const char *)(v + d)));
+    switch (s->in) {
+    case IN_F16:
+        keys ? convert_keys(w, s, i, n, IN_F16) : convert_values(w, s, i, n, IN_F16);
+        break;
+    case IN_BF16:
+        keys ? convert_keys(w, s, i, n, IN_BF16) : convert_values(w, s, i, n, IN_BF16);
+        break;
+    default:
+        keys ? convert_keys(w, s, i, n, IN_Q8) : convert_values(w, s, i, n, IN_Q8);
+        break;
     }
 }
 
@@ -333,89 +350,166 @@ static float get(const lr_attn_task *t, const char *part, size_t at, size_t scal
     }
 }
 
-/* The slow way for blocks of any size: one position at a time. */
-static void gather(const lr_attn_task *t, const work *w, int base, int lo, int hi)
+/* The slow way for blocks and dimensions of any size: one position at a time. Columns past head_dim are 0. */
+static void gather_keys(const lr_attn_task *t, const work *w, const step *s, size_t d0, size_t d1)
 {
     size_t dim = (size_t)w->dim, bs = (size_t)t->block_size, groups = (size_t)lr_kv_groups(w->dim),
            h = (size_t)t->kv_head;
-    for (int p = lo; p <= hi; p++) {
+    for (int j = s->lo; j <= s->hi; j++) {
         int slot;
-        const char *kb = lr_attn_block(t, t->k, p, &slot), *vb = lr_attn_block(t, t->v, p, &slot);
-        float *kt = w->kt + (p - base);
-        for (size_t d = 0; d < dim; d++) {
-            size_t g = d / LR_KV_GROUP;
-            kt[d * LR_ATTN_STEP] = get(t, kb, (h * dim + d) * bs + slot, (h * groups + g) * bs + slot);
-            *vt_at(w, p - base, d) = get(t, vb, (h * bs + slot) * dim + d, (h * bs + slot) * groups + g);
+        const char *b = lr_attn_block(t, t->k, s->base + j, &slot);
+        for (size_t d = d0; d < d1; d++) {
+            size_t scale_at = (h * groups + d / LR_KV_GROUP) * bs + slot;
+            w->kt[(d - d0) * LR_ATTN_STEP + j] = get(t, b, (h * dim + d) * bs + slot, scale_at);
         }
-        for (int d = w->dim; d < w->dp; d++) *vt_at(w, p - base, (size_t)d) = 0;
     }
 }
 
-/* Makes positions lo .. hi of the step at base readable through s. */
-static void open_step(const lr_attn_task *t, const work *w, int base, int lo, int hi, step_ref *s)
+static void gather_values(const lr_attn_task *t, const work *w, const step *s, size_t d0, size_t d1)
 {
-    bool aligned = t->block_size % LR_ATTN_TILE == 0 && w->dp == w->dim;
-    bool direct = aligned && (t->kv_type == LR_F32 || (t->kv_type != LR_Q8_0 && w->pairs <= DIRECT_MAX));
-    int t0 = (lo - base) / LR_ATTN_TILE, t1 = (hi - base) / LR_ATTN_TILE;
-    size_t elem = lr_kv_elem(t->kv_type), dim = (size_t)w->dim, bs = (size_t)t->block_size, h = (size_t)t->kv_head;
-    s->in = !direct || t->kv_type == LR_F32 ? IN_F32 : t->kv_type == LR_F16 ? IN_F16 : IN_BF16;
-    s->ldk = direct ? bs : LR_ATTN_STEP;
-    s->ldv = direct ? dim : PANEL;
-    s->panel = direct ? PANEL * elem : PANEL * LR_ATTN_STEP * sizeof(float);
-    s->run = direct ? LR_ATTN_TILE : LR_ATTN_STEP;
-    for (int i = 0; i < TILES;
-         i++) { /* scores of a tile that nobody sees are computed and dropped: any readable place */
-        int tile = i < t0 || i > t1 ? t0 : i, slot = 0;
-        const char *kb = NULL, *vb = NULL;
-        if (aligned) {
-            kb = lr_attn_block(t, t->k, base + tile * LR_ATTN_TILE, &slot);
-            vb = lr_attn_block(t, t->v, base + tile * LR_ATTN_TILE, &slot);
+    size_t dim = (size_t)w->dim, bs = (size_t)t->block_size, groups = (size_t)lr_kv_groups(w->dim),
+           h = (size_t)t->kv_head;
+    for (int j = s->lo; j <= s->hi; j++) {
+        int slot;
+        const char *b = lr_attn_block(t, t->v, s->base + j, &slot);
+        for (size_t d = d0; d < d1; d++) {
+            size_t pos = h * bs + slot;
+            w->vt[j * PANEL + d - d0] = d < dim ? get(t, b, pos * dim + d, pos * groups + d / LR_KV_GROUP) : 0;
         }
-        if (direct) {
-            s->k[i] = kb + (h * dim * bs + slot) * elem;
-            s->v[i] = vb + (h * bs + slot) * dim * elem;
-            continue;
-        }
-        if (aligned && tile == i) convert_tile(t, w, kb, vb, slot, i * LR_ATTN_TILE);
-        s->k[i] = (const char *)(w->kt + i * LR_ATTN_TILE);
-        s->v[i] = (const char *)vt_at(w, i * LR_ATTN_TILE, 0);
     }
-    if (!aligned) gather(t, w, base, lo, hi);
+}
+
+static bool tile_seen(const step *s, int i) { return i >= s->lo / LR_ATTN_TILE && i <= s->hi / LR_ATTN_TILE; }
+
+static kind kind_of(int type)
+{
+    return type == LR_F32 ? IN_F32 : type == LR_F16 ? IN_F16 : type == LR_BF16 ? IN_BF16 : IN_Q8;
+}
+
+static void open_keys(const lr_attn_task *t, const work *w, step *s, int d0, int d1)
+{
+    size_t elem = lr_kv_elem(t->kv_type), bs = (size_t)t->block_size, dim = (size_t)w->dim, h = (size_t)t->kv_head;
+    size_t scales = lr_kv_scales_at(t->n_kv_heads, w->dim, t->block_size), groups = (size_t)lr_kv_groups(w->dim);
+    s->in = s->aligned ? kind_of(t->kv_type) : IN_F32;
+    s->ldk = s->lds = bs;
+    for (int i = 0; s->aligned && i < TILES; i++) {
+        s->k[i] = s->kb[i] + ((h * dim + d0) * bs + s->slot[i]) * elem;
+        s->ks[i] = (const uint16_t *)(s->kb[i] + scales) + (h * groups + d0 / LR_KV_GROUP) * bs + s->slot[i];
+        if (!s->direct && tile_seen(s, i)) convert(w, s, i, d1 - d0, true);
+    }
+    if (s->direct) return;
+    if (!s->aligned) gather_keys(t, w, s, (size_t)d0, (size_t)d1);
+    s->in = IN_F32;
+    s->ldk = LR_ATTN_STEP;
+    for (int i = 0; i < TILES; i++) s->k[i] = (const char *)(w->kt + i * LR_ATTN_TILE);
+}
+
+static void open_values(const lr_attn_task *t, const work *w, step *s, int d0, int d1)
+{
+    size_t elem = lr_kv_elem(t->kv_type), bs = (size_t)t->block_size, dim = (size_t)w->dim, h = (size_t)t->kv_head;
+    size_t scales = lr_kv_scales_at(t->n_kv_heads, w->dim, t->block_size), groups = (size_t)lr_kv_groups(w->dim);
+    s->in = s->aligned ? kind_of(t->kv_type) : IN_F32;
+    s->ldv = dim;
+    s->lds = groups;
+    s->run = LR_ATTN_TILE;
+    for (int i = 0; s->aligned && i < TILES; i++) {
+        s->v[i] = s->vb[i] + ((h * bs + s->slot[i]) * dim + d0) * elem;
+        s->vs[i] = (const uint16_t *)(s->vb[i] + scales) + (h * bs + s->slot[i]) * groups + d0 / LR_KV_GROUP;
+        if (!s->direct && tile_seen(s, i)) convert(w, s, i, d1 - d0, false);
+    }
+    if (s->direct) return;
+    if (!s->aligned) gather_values(t, w, s, (size_t)d0, (size_t)d1);
+    s->in = IN_F32;
+    s->ldv = PANEL;
+    s->run = LR_ATTN_STEP;
+    for (int i = 0; i < TILES; i++) s->v[i] = (const char *)(w->vt + (size_t)i * LR_ATTN_TILE * PANEL);
+}
+
+/* Who sees what of the step at base, and where its tiles lie. */
+static void open_step(const lr_attn_task *t, const work *w, int base, step *s)
+{
+    int a, b, unused;
+    lr_attn_row_clip(t, 0, base, LR_ATTN_STEP, &a, &unused);
+    lr_attn_row_clip(t, t->n_rows - 1, base, LR_ATTN_STEP, &unused, &b);
+    s->base = base;
+    s->lo = a - base;
+    s->hi = b - base;
+    lr_attn_row_clip(t, t->n_rows - 1, base, LR_ATTN_STEP, &a, &unused);
+    lr_attn_row_clip(t, 0, base, LR_ATTN_STEP, &unused, &b);
+    s->c0 = a - base;
+    s->c1 = b - base;
+    s->even = s->c0 == 0 && s->c1 == LR_ATTN_STEP - 1;
+    s->aligned = t->block_size % LR_ATTN_TILE == 0 && w->dp == w->dim;
+    s->direct = s->aligned && (t->kv_type == LR_F32 || w->pairs <= DIRECT_MAX);
+    for (int i = 0; s->aligned && i < TILES; i++) {
+        int tile = i, slot,
+            first = s->lo / LR_ATTN_TILE; /* scores of a tile that nobody sees are computed and dropped: */
+        if (i < first || i > s->hi / LR_ATTN_TILE) tile = first; /* any readable place will do */
+        s->kb[i] = lr_attn_block(t, t->k, base + tile * LR_ATTN_TILE, &slot);
+        s->vb[i] = lr_attn_block(t, t->v, base + tile * LR_ATTN_TILE, &slot);
+        s->slot[i] = (size_t)slot;
+    }
 }
 
 /* ---- a chunk ---- */
 
-static void rescale(const work *w, state *st, int i0, int i1)
+/* Places of the step that row r sees: false if none. */
+static bool row_places(const lr_attn_task *t, const step *s, int r, int *a, int *b)
+{
+    lr_attn_row_clip(t, r, s->base, LR_ATTN_STEP, a, b);
+    *a -= s->base;
+    *b -= s->base;
+    return *a <= *b;
+}
+
+static void rescale(const work *w, float *acc, int col, int n, int i0, int i1)
 {
     for (int i = i0; i < i1; i++) {
-        float *acc = st->acc + (size_t)i * w->dp;
-        if (w->keep[i] == 1.0f) continue;
-        for (int d = 0; d < w->dp; d += VW) vf_store(acc + d, vf_mul(vf_load(acc + d), vf_set1(w->keep[i])));
+        float *at = acc + (size_t)i * w->dp + col;
+        for (int d = 0; d < n; d += VW) vf_store(at + d, vf_mul(vf_load(at + d), vf_set1(w->keep[i])));
     }
 }
 
-/* A step that the rows see in different parts: first what each sees before the part that all see, then that, then the
- * rest of each. c0 .. c1: the common part, may be empty. */
-static void uneven_step(const lr_attn_task *t, const work *w, const step_ref *s, state *st, int base, int c0, int c1)
+/* The values of a step that the rows see in different parts: first what each sees before the part that all see, then
+ * that, then the rest of each. */
+static void uneven_values(const lr_attn_task *t, const work *w, const step *s, float *acc, int col, int n)
 {
     int g = t->n_group, a, b;
     for (int r = 0, i = 0; r < t->n_rows; r++, i += g) {
-        lr_attn_row_clip(t, r, base, LR_ATTN_STEP, &a, &b);
-        if (b < a) continue;
-        a -= base;
-        b -= base;
-        softmax(w, st, i, i + g, a, b);
-        rescale(w, st, i, i + g);
-        if (c1 < c0)
-            values(w, s, st, i, i + g, NULL, a, b);
-        else if (a < c0)
-            values(w, s, st, i, i + g, NULL, a, c0 - 1);
+        if (!row_places(t, s, r, &a, &b)) continue;
+        rescale(w, acc, col, n, i, i + g);
+        if (s->c1 < s->c0)
+            values(w, s, acc, col, n, i, i + g, NULL, a, b);
+        else if (a < s->c0)
+            values(w, s, acc, col, n, i, i + g, NULL, a, s->c0 - 1);
     }
-    if (c1 < c0) return;
-    values(w, s, st, 0, w->pairs, NULL, c0, c1);
+    if (s->c1 < s->c0) return;
+    values(w, s, acc, col, n, 0, w->pairs, NULL, s->c0, s->c1);
     for (int r = 0, i = 0; r < t->n_rows; r++, i += g) {
-        lr_attn_row_clip(t, r, base, LR_ATTN_STEP, &a, &b);
-        if (b - base > c1) values(w, s, st, i, i + g, NULL, c1 + 1, b - base);
+        row_places(t, s, r, &a, &b);
+        if (b > s->c1) values(w, s, acc, col, n, i, i + g, NULL, s->c1 + 1, b);
+    }
+}
+
+static void run_step(const lr_attn_task *t, const work *w, step *s, state *st)
+{
+    int a, b;
+    for (int d0 = 0; d0 < w->dim; d0 += PANEL) {
+        int d1 = d0 + PANEL < w->dim ? d0 + PANEL : w->dim;
+        open_keys(t, w, s, d0, d1);
+        scores(w, s, d0, d1);
+    }
+    if (s->even) softmax(w, st, 0, w->pairs, 0, LR_ATTN_STEP - 1);
+    for (int r = 0; !s->even && r < t->n_rows; r++) {
+        if (row_places(t, s, r, &a, &b)) softmax(w, st, r * t->n_group, (r + 1) * t->n_group, a, b);
+    }
+    for (int d0 = 0; d0 < w->dp; d0 += PANEL) {
+        int n = w->dp - d0 < PANEL ? w->dp - d0 : PANEL;
+        open_values(t, w, s, d0, d0 + n);
+        if (s->even)
+            values(w, s, st->acc, d0, n, 0, w->pairs, w->keep, 0, LR_ATTN_STEP - 1);
+        else
+            uneven_values(t, w, s, st->acc, d0, n);
     }
 }
 
@@ -428,18 +522,9 @@ static void run_chunk(const lr_attn_task *t, int chunk, const work *w, state *st
     lr_attn_row_clip(t, 0, begin, LR_ATTN_CHUNK, &lo, &unused);
     lr_attn_row_clip(t, t->n_rows - 1, begin, LR_ATTN_CHUNK, &unused, &hi);
     for (int base = lo / LR_ATTN_STEP * LR_ATTN_STEP; base <= hi; base += LR_ATTN_STEP) {
-        int end = base + LR_ATTN_STEP - 1, c0, c1;
-        step_ref s;
-        open_step(t, w, base, lo > base ? lo : base, hi < end ? hi : end, &s);
-        lr_attn_row_clip(t, t->n_rows - 1, base, LR_ATTN_STEP, &c0, &unused);
-        lr_attn_row_clip(t, 0, base, LR_ATTN_STEP, &unused, &c1);
-        scores(w, &s);
-        if (c0 != base || c1 != end) {
-            uneven_step(t, w, &s, st, base, c0 - base, c1 - base);
-            continue;
-        }
-        softmax(w, st, 0, n, 0, LR_ATTN_STEP - 1);
-        values(w, &s, st, 0, n, w->keep, 0, LR_ATTN_STEP - 1);
+        step s;
+        open_step(t, w, base, &s);
+        run_step(t, w, &s, st);
     }
     for (int i = 0; i < n; i++) st->l[i] = vf_hsum(vf_load(w->lanes + (size_t)i * 16));
 }
@@ -495,8 +580,8 @@ static void open_work(const lr_attn_task *t, void *scratch, work *w)
     w->dp = (t->head_dim + 15) / 16 * 16;
     w->pairs = t->n_rows * t->n_group;
     size_t n = (size_t)w->pairs, dp = (size_t)w->dp;
-    w->kt = carve(&next, dp * LR_ATTN_STEP);
-    w->vt = carve(&next, (dp + PANEL - 1) / PANEL * PANEL * LR_ATTN_STEP);
+    w->kt = carve(&next, PANEL * LR_ATTN_STEP);
+    w->vt = carve(&next, PANEL * LR_ATTN_STEP);
     w->q = carve(&next, n * dp);
     w->p = carve(&next, n * LR_ATTN_STEP);
     w->lanes = carve(&next, n * 16);
@@ -559,72 +644,6 @@ static void attn_combine(const lr_attn_task *t, const float *parts, int n_parts)
             merge(&m, &l, out, b[i], b[pairs + i], b + 2 * pairs + (size_t)i * dim, dim);
         }
         finish(t, i, m, l, out);
-    }
-}
-
-/* ---- writing KV: the bytes that the scalar version writes ---- */
-
-static void to_bits(const float *x, int n, int type, uint16_t *h)
-{
-    vf top = vf_set1(65504.0f), low = vf_set1(-65504.0f);
-    for (int d = 0; d < n; d += VW) {
-        vf v = n - d >= VW ? vf_load(x + d) : vf_loadn(x + d, n - d);
-        if (type == LR_F16)
-            vf_store_f16(h + d, vf_max(low, vf_min(top, v)));
-        else
-            vf_store_bf16(h + d, v);
-    }
-}
-
-static void put16(const float *x, int dim, int type, uint16_t *at, size_t stride)
-{
-    uint16_t h[64 + VW];
-    for (int d = 0; d < dim; d += 64, x += 64, at += 64 * stride) {
-        int n = dim - d < 64 ? dim - d : 64;
-        to_bits(x, n, type, h);
-        if (stride == 1)
-            memcpy(at, h, (size_t)n * 2);
-        else
-            for (int j = 0; j < n; j++) at[j * stride] = h[j];
-    }
-}
-
-static void put8(const float *x, int dim, int8_t *at, size_t stride, uint16_t *s, size_t s_stride)
-{
-    for (int g = 0; g < dim; g += LR_KV_GROUP, s += s_stride, x += LR_KV_GROUP) {
-        int n = dim - g < LR_KV_GROUP ? dim - g : LR_KV_GROUP;
-        vf top = vf_set1(0);
-        for (int d = 0; d < n; d += VW) top = vf_max(vf_abs(vf_loadn(x + d, n - d < VW ? n - d : VW)), top);
-        uint16_t h[VW];
-        vf_store_f16(h, vf_min(vf_set1(65504.0f), vf_set1(vf_hmax(top) / 127.0f)));
-        *s = h[0];
-        float f = vec_f16(h[0]);
-        for (int d = 0; d < n; d += VW) {
-            int8_t q[VW];
-            vf v = vf_div(vf_loadn(x + d, n - d < VW ? n - d : VW), vf_set1(f > 0 ? f : INFINITY));
-            vf_store_i8(q, vf_max(vf_set1(-127), vf_min(vf_set1(127), vf_round(v))));
-            for (int j = 0; j < VW && d + j < n; j++, at += stride) *at = q[j];
-        }
-    }
-}
-
-static void kv_put(const float *key, const float *val, int n_kv_heads, int head_dim, int type, int block_size, int slot,
-                   char *k, char *v)
-{
-    size_t bs = (size_t)block_size, groups = (size_t)lr_kv_groups(head_dim), dim = (size_t)head_dim;
-    size_t scales = lr_kv_scales_at(n_kv_heads, head_dim, block_size);
-    for (size_t h = 0; h < (size_t)n_kv_heads; h++, key += dim, val += dim) {
-        size_t k_at = h * dim * bs + slot, v_at = (h * bs + slot) * dim;
-        if (type == LR_Q8_0) {
-            put8(key, head_dim, (int8_t *)k + k_at, bs, (uint16_t *)(k + scales) + h * groups * bs + slot, bs);
-            put8(val, head_dim, (int8_t *)v + v_at, 1, (uint16_t *)(v + scales) + (h * bs + slot) * groups, 1);
-        } else if (type == LR_F32) {
-            for (size_t d = 0; d < dim; d++) ((float *)k)[k_at + d * bs] = key[d];
-            memcpy((float *)v + v_at, val, dim * sizeof(float));
-        } else {
-            put16(key, head_dim, type, (uint16_t *)k + k_at, bs);
-            put16(val, head_dim, type, (uint16_t *)v + v_at, 1);
-        }
     }
 }
 

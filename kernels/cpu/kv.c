@@ -12,10 +12,10 @@ size_t lr_cpu_kv_bytes(int type, int n_kv_heads, int head_dim, int block_size)
 size_t lr_cpu_attn_scratch(int n_group, int head_dim, int max_rows)
 {
     size_t pairs = (size_t)n_group * max_rows, d = ((size_t)head_dim + 15) / 16 * 16;
-    size_t per_pair = 3 * d                                 /* queries, the chunk's sum, the sum over chunks */
-                      + LR_ATTN_STEP + 16                   /* weights of a step, lanes of the weights' sum */
-                      + 8;                                  /* maxima, sums, rescaling factors */
-    size_t tiles = 2 * ((d + 63) / 64 * 64) * LR_ATTN_STEP; /* a step's keys and values */
+    size_t per_pair = 3 * d                              /* queries, the chunk's sum, the sum over chunks */
+                      + LR_ATTN_STEP + 16                /* weights of a step, lanes of the weights' sum */
+                      + 8;                               /* maxima, sums, rescaling factors */
+    size_t tiles = 2 * (d < 64 ? 64 : d) * LR_ATTN_STEP; /* a step's keys and values (scalar: whole, else a panel) */
     return (pairs * per_pair + tiles) * sizeof(float) + 16 * 64;
 }
 

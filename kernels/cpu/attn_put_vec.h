@@ -1,0 +1,73 @@
+/* attn_put_vec.h - writing keys and values to their KV slot, on the vector words; part of attn_vec.h.
+ *
+ * Rounds in registers, then scatters keys (transposed) and copies values. Writes the bytes that the scalar version
+ * writes: conversions and divisions are correctly rounded in both.
+ */
+#include "cpu/attn_int.h"
+#include "cpu/vec_math.h"
+#include <math.h>
+#include <string.h>
+
+static void to_bits(const float *x, int n, int type, uint16_t *h)
+{
+    vf top = vf_set1(65504.0f), low = vf_set1(-65504.0f);
+    for (int d = 0; d < n; d += VW) {
+        vf v = n - d >= VW ? vf_load(x + d) : vf_loadn(x + d, n - d);
+        if (type == LR_F16)
+            vf_store_f16(h + d, vf_max(low, vf_min(top, v)));
+        else
+            vf_store_bf16(h + d, v);
+    }
+}
+
+static void put16(const float *x, int dim, int type, uint16_t *at, size_t stride)
+{
+    uint16_t h[64 + VW];
+    for (int d = 0; d < dim; d += 64, x += 64, at += 64 * stride) {
+        int n = dim - d < 64 ? dim - d : 64;
+        to_bits(x, n, type, h);
+        if (stride == 1)
+            memcpy(at, h, (size_t)n * 2);
+        else
+            for (int j = 0; j < n; j++) at[j * stride] = h[j];
+    }
+}
+
+static void put8(const float *x, int dim, int8_t *at, size_t stride, uint16_t *s, size_t s_stride)
+{
+    for (int g = 0; g < dim; g += LR_KV_GROUP, s += s_stride, x += LR_KV_GROUP) {
+        int n = dim - g < LR_KV_GROUP ? dim - g : LR_KV_GROUP;
+        vf top = vf_set1(0);
+        for (int d = 0; d < n; d += VW) top = vf_max(vf_abs(vf_loadn(x + d, n - d < VW ? n - d : VW)), top);
+        uint16_t h[VW];
+        vf_store_f16(h, vf_min(vf_set1(65504.0f), vf_set1(vf_hmax(top) / 127.0f)));
+        *s = h[0];
+        float f = vec_f16(h[0]);
+        for (int d = 0; d < n; d += VW) {
+            int8_t q[VW];
+            vf v = vf_div(vf_loadn(x + d, n - d < VW ? n - d : VW), vf_set1(f > 0 ? f : INFINITY));
+            vf_store_i8(q, vf_max(vf_set1(-127), vf_min(vf_set1(127), vf_round(v))));
+            for (int j = 0; j < VW && d + j < n; j++, at += stride) *at = q[j];
+        }
+    }
+}
+
+static void kv_put(const float *key, const float *val, int n_kv_heads, int head_dim, int type, int block_size, int slot,
+                   char *k, char *v)
+{
+    size_t bs = (size_t)block_size, groups = (size_t)lr_kv_groups(head_dim), dim = (size_t)head_dim;
+    size_t scales = lr_kv_scales_at(n_kv_heads, head_dim, block_size);
+    for (size_t h = 0; h < (size_t)n_kv_heads; h++, key += dim, val += dim) {
+        size_t k_at = h * dim * bs + slot, v_at = (h * bs + slot) * dim;
+        if (type == LR_Q8_0) {
+            put8(key, head_dim, (int8_t *)k + k_at, bs, (uint16_t *)(k + scales) + h * groups * bs + slot, bs);
+            put8(val, head_dim, (int8_t *)v + v_at, 1, (uint16_t *)(v + scales) + (h * bs + slot) * groups, 1);
+        } else if (type == LR_F32) {
+            for (size_t d = 0; d < dim; d++) ((float *)k)[k_at + d * bs] = key[d];
+            memcpy((float *)v + v_at, val, dim * sizeof(float));
+        } else {
+            put16(key, head_dim, type, (uint16_t *)k + k_at, bs);
+            put16(val, head_dim, type, (uint16_t *)v + v_at, 1);
+        }
+    }
+}
