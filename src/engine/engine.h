@@ -138,8 +138,9 @@ int lr_seq_pin(lr_seq *, bool on, lr_error *err);
 size_t lr_seq_peek_cached(const lr_seq *);
 
 /* Tokens and KV to a file, written whole or not at all; computes nothing. Restoring checks version, checksum and the
- * model's fingerprint: LR_EFORMAT (damaged), LR_EUNSUPPORTED (other version), LR_ESTATE (other model). If the KV type or
- * block size differ, or the pool has no room, the sequence gets the tokens only and computes them again. */
+ * model's fingerprint: LR_EFORMAT (damaged), LR_EUNSUPPORTED (other version), LR_ESTATE (other model). If KV type or
+ * block size differ, or the pool has no room, the sequence gets the tokens only and computes them again. What is restored
+ * enters the prefix cache of cfg's namespace: a file from a stranger is to be given a salt of its own. */
 int lr_seq_save(lr_seq *, const char *path, lr_error *err);
 int lr_seq_restore(lr_engine *, const char *path, const lr_seq_config *cfg, lr_seq **out, lr_error *err);
 
