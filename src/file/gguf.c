@@ -24,7 +24,7 @@ static void part_deinit(lr_gguf_part *p)
 void lr_gguf_free(lr_gguf *g)
 {
     if (!g) return;
-    for (int i = 0; i < g->n_parts; i++) part_deinit(&g->parts[i]);
+    for (int i = 0; g->parts && i < g->n_parts; i++) part_deinit(&g->parts[i]);
     lr_free(g->parts);
     if (g->n_parts > 1) lr_free(g->tensors); /* of one part they are its own */
     lr_free(g->tensor_index);
@@ -83,7 +83,7 @@ static ptrdiff_t shard_stem(const char *path, int no, int count)
 static int check_shard(const lr_gguf *g, int i, lr_error *err)
 {
     const lr_gguf_part *p = &g->parts[i];
-    int count, no;
+    int count = 0, no = 0;
     int rc = split_number(p, "split.count", LR_GGUF_SHARDS_MAX, &count, err);
     if (rc == 0) rc = split_number(p, "split.no", LR_GGUF_SHARDS_MAX, &no, err);
     if (rc != 0) return rc;
@@ -143,7 +143,7 @@ static int join_tensors(lr_gguf *g, lr_error *err)
                 g->tensors[at++].shard = i;
             }
         }
-        int want;
+        int want = 0;
         int rc = split_number(&g->parts[0], "split.tensors.count", INT_MAX, &want, err);
         if (rc != 0) return rc;
         if ((size_t)want != g->n_tensors) {
@@ -161,10 +161,14 @@ static int open_all(lr_gguf **out, const char *path, bool copy, lr_error *err)
 {
     lr_gguf *g = lr_calloc(1, sizeof *g);
     if (g) g->parts = lr_calloc(1, sizeof *g->parts);
-    int rc = g && g->parts ? part_open(&g->parts[0], path, copy, err) : lr_fail(err, LR_ENOMEM, "no memory");
+    if (!g || !g->parts) {
+        lr_gguf_free(g);
+        return lr_fail(err, LR_ENOMEM, "no memory");
+    }
+    int rc = part_open(&g->parts[0], path, copy, err);
     if (rc == 0) g->n_parts = 1;
     if (rc == 0 && part_find(&g->parts[0], "split.count")) {
-        int count, no;
+        int count = 0, no = 0;
         rc = split_number(&g->parts[0], "split.count", LR_GGUF_SHARDS_MAX, &count, err);
         if (rc == 0 && count > 1) {
             rc = split_number(&g->parts[0], "split.no", count - 1, &no, err);

@@ -7,7 +7,6 @@
  */
 #include "file/gguf_int.h"
 #include "base/mem.h"
-#include <stdlib.h>
 #include <string.h>
 
 typedef struct reader {
@@ -54,35 +53,37 @@ static int ends_early(reader *r)
     return lr_fail(r->err, LR_EFORMAT, "the file ends in %s, at byte %zu of %zu", r->where, r->at, r->end);
 }
 
-/* The next n bytes in place. */
-static int take(reader *r, size_t n, const uint8_t **out)
+/* The next n bytes in place; NULL with err filled. */
+static const uint8_t *take(reader *r, size_t n)
 {
-    if (n > r->end - r->at) return ends_early(r);
-    *out = r->p->map.base + r->at;
+    if (n > r->end - r->at) {
+        ends_early(r);
+        return NULL;
+    }
+    const uint8_t *p = r->p->map.base + r->at;
     r->at += n;
-    return 0;
+    return p;
 }
 
 static int take_u32(reader *r, uint32_t *out)
 {
-    const uint8_t *b = NULL;
-    int rc = take(r, 4, &b);
-    if (rc == 0) memcpy(out, b, 4);
-    return rc;
+    const uint8_t *b = take(r, 4);
+    if (!b) return r->err->code;
+    memcpy(out, b, 4);
+    return 0;
 }
 
 static int take_u64(reader *r, uint64_t *out)
 {
-    const uint8_t *b = NULL;
-    int rc = take(r, 8, &b);
-    if (rc == 0) memcpy(out, b, 8);
-    return rc;
+    const uint8_t *b = take(r, 8);
+    if (!b) return r->err->code;
+    memcpy(out, b, 8);
+    return 0;
 }
 
 static int take_str(reader *r, lr_str *out)
 {
     uint64_t n = 0;
-    const uint8_t *b = NULL;
     int rc = take_u64(r, &n);
     if (rc != 0) return rc;
     if (n > r->end - r->at) {
@@ -90,9 +91,10 @@ static int take_str(reader *r, lr_str *out)
         return lr_fail(r->err, LR_EFORMAT, "%s has a string of %llu bytes at byte %zu, more than the file holds",
                        r->where, (unsigned long long)n, r->at - 8);
     }
-    rc = take(r, (size_t)n, &b);
-    if (rc == 0) *out = (lr_str){(const char *)b, (size_t)n};
-    return rc;
+    const uint8_t *b = take(r, (size_t)n);
+    if (!b) return r->err->code;
+    *out = (lr_str){(const char *)b, (size_t)n};
+    return 0;
 }
 
 /* A key or tensor name: terminated copy, checked; what is "key" or "tensor name". */
@@ -136,9 +138,8 @@ static int bad_type(reader *r, uint32_t type)
 static int take_numbers(reader *r, lr_gguf_array *a)
 {
     size_t bytes = a->count * kv_bytes[a->type];
-    const uint8_t *src = NULL;
-    int rc = take(r, bytes, &src);
-    if (rc != 0) return rc;
+    const uint8_t *src = take(r, bytes);
+    if (!src) return r->err->code;
     void *dst = lr_keep_get(&r->p->keep, bytes);
     if (!dst) return no_memory(r);
     if (bytes) memcpy(dst, src, bytes);
@@ -188,7 +189,7 @@ static int take_array(reader *r, lr_gguf_array *a, int depth)
 static int scalar(reader *r, const uint8_t *b, lr_gguf_kv *kv)
 {
     union {
-        int8_t i8;
+        uint8_t u8;
         int16_t i16;
         int32_t i32;
         int64_t i64;
@@ -198,7 +199,7 @@ static int scalar(reader *r, const uint8_t *b, lr_gguf_kv *kv)
     memcpy(&x, b, kv_bytes[kv->type]);
     switch (kv->type) {
     case LR_KV_U8:
-        kv->v.u = (uint8_t)x.i8;
+        kv->v.u = x.u8;
         break;
     case LR_KV_U16:
         kv->v.u = (uint16_t)x.i16;
@@ -210,7 +211,7 @@ static int scalar(reader *r, const uint8_t *b, lr_gguf_kv *kv)
         kv->v.u = (uint64_t)x.i64;
         break;
     case LR_KV_I8:
-        kv->v.i = x.i8;
+        kv->v.i = (x.u8 ^ 0x80) - 0x80; /* sign-extended */
         break;
     case LR_KV_I16:
         kv->v.i = x.i16;
@@ -245,9 +246,8 @@ static int take_kv(reader *r, lr_gguf_kv *kv)
     kv->type = (int)type;
     if (type == LR_KV_STR) return take_str(r, &kv->v.s);
     if (type == LR_KV_ARRAY) return take_array(r, &kv->v.a, 1);
-    const uint8_t *b = NULL;
-    rc = take(r, kv_bytes[type], &b);
-    return rc == 0 ? scalar(r, b, kv) : rc;
+    const uint8_t *b = take(r, kv_bytes[type]);
+    return b ? scalar(r, b, kv) : r->err->code;
 }
 
 static int parse_metadata(reader *r, uint64_t count)
@@ -333,29 +333,23 @@ static int take_tensor(reader *r, lr_gguf_tensor *t)
     return tensor_size(r, t);
 }
 
-static int by_offset(const void *a, const void *b)
-{
-    const lr_gguf_tensor *x = *(const lr_gguf_tensor *const *)a, *y = *(const lr_gguf_tensor *const *)b;
-    return x->offset != y->offset ? (x->offset < y->offset ? -1 : 1) : (x->size > y->size) - (x->size < y->size);
-}
-
 static int check_overlap(reader *r)
 {
-    lr_gguf_part *p = r->p;
-    const lr_gguf_tensor **sorted = lr_reallocarray(NULL, p->n_tensors, sizeof *sorted);
-    if (!sorted) return no_memory(r);
-    for (size_t i = 0; i < p->n_tensors; i++) sorted[i] = &p->tensors[i];
-    qsort(sorted, p->n_tensors, sizeof *sorted, by_offset);
+    const lr_gguf_part *p = r->p;
+    lr_span *spans = lr_reallocarray(NULL, p->n_tensors, sizeof *spans);
+    if (!spans) return no_memory(r);
+    for (size_t i = 0; i < p->n_tensors; i++) spans[i] = (lr_span){p->tensors[i].offset, p->tensors[i].size, i};
+    lr_spans_sort(spans, p->n_tensors);
     int rc = 0;
     for (size_t i = 1; i < p->n_tensors && rc == 0; i++) {
-        const lr_gguf_tensor *a = sorted[i - 1], *b = sorted[i];
-        if (b->offset - a->offset >= a->size) continue;
+        if (spans[i].start - spans[i - 1].start >= spans[i - 1].size) continue;
+        const char *a = p->tensors[spans[i - 1].i].name, *b = p->tensors[spans[i].i].name;
         char other[160];
-        lr_printable(r->show, sizeof r->show, a->name, strlen(a->name));
-        lr_printable(other, sizeof other, b->name, strlen(b->name));
+        lr_printable(r->show, sizeof r->show, a, strlen(a));
+        lr_printable(other, sizeof other, b, strlen(b));
         rc = lr_fail(r->err, LR_EFORMAT, "tensor %s: its data overlaps that of %s", r->show, other);
     }
-    lr_free(sorted);
+    lr_free(spans);
     return rc;
 }
 

@@ -81,3 +81,14 @@ ptrdiff_t lr_names_find(const lr_name_slot *index, size_t n, const char *name)
     const lr_name_slot *s = n ? bsearch(&key, index, n, sizeof *s, compare_slots) : NULL;
     return s ? (ptrdiff_t)s->i : -1;
 }
+
+static int compare_spans(const void *pa, const void *pb)
+{
+    const lr_span *a = pa, *b = pb;
+    return a->start != b->start ? (a->start < b->start ? -1 : 1) : (a->size > b->size) - (a->size < b->size);
+}
+
+void lr_spans_sort(lr_span *spans, size_t n)
+{
+    if (n) qsort(spans, n, sizeof *spans, compare_spans);
+}

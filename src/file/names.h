@@ -30,4 +30,13 @@ int lr_names_index(lr_name_slot **out, const char *const *names, size_t n, size_
 /* Item of that name, or -1. */
 ptrdiff_t lr_names_find(const lr_name_slot *index, size_t n, const char *name);
 
+/* Where the data of item i lie. */
+typedef struct lr_span {
+    uint64_t start, size;
+    size_t i;
+} lr_span;
+
+/* Sorts by start, and the shorter first where two start together. */
+void lr_spans_sort(lr_span *spans, size_t n);
+
 #endif

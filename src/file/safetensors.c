@@ -8,7 +8,6 @@
 #include "file/mapfile.h"
 #include "file/names.h"
 #include <inttypes.h>
-#include <stdlib.h>
 
 #define HEADER_MAX     100000000u
 #define NAME_MAX_BYTES 65535
@@ -203,7 +202,7 @@ static int take_metadata(reader *r)
     int rc = expect(r, '{', "an object is expected");
     if (rc != 0 || take(r, '}')) return rc;
     do {
-        lr_safetensors_meta m;
+        lr_safetensors_meta m = {0};
         rc = grow(r, (void **)&s->meta, s->n_meta, &s->cap_meta, sizeof m);
         if (rc == 0) rc = take_string(r, &m.key);
         if (rc == 0) rc = expect(r, ':', "':' is expected");
@@ -217,7 +216,7 @@ static int take_metadata(reader *r)
 
 static int set_dtype(reader *r, lr_safetensors_tensor *t, int *bytes)
 {
-    lr_str word;
+    lr_str word = {0};
     int rc = take_string(r, &word);
     if (rc != 0) return rc;
     for (size_t i = 0; i < sizeof dtypes / sizeof *dtypes; i++) {
@@ -264,7 +263,7 @@ static int take_tensor(reader *r, lr_str name)
     int rc = expect(r, '{', "an object is expected");
     if (rc != 0) return rc;
     do {
-        lr_str key;
+        lr_str key = {0};
         rc = take_string(r, &key);
         if (rc == 0) rc = expect(r, ':', "':' is expected");
         if (rc != 0) return rc;
@@ -292,7 +291,7 @@ static int take_tensor(reader *r, lr_str name)
 
 static int take_entry(reader *r)
 {
-    lr_str name;
+    lr_str name = {0};
     int rc = take_string(r, &name);
     if (rc == 0) rc = expect(r, ':', "':' is expected");
     if (rc != 0) return rc;
@@ -303,32 +302,25 @@ static int take_entry(reader *r)
     return take_tensor(r, name);
 }
 
-static int by_offset(const void *a, const void *b)
-{
-    const lr_safetensors_tensor *x = *(const lr_safetensors_tensor *const *)a;
-    const lr_safetensors_tensor *y = *(const lr_safetensors_tensor *const *)b;
-    return x->offset != y->offset ? (x->offset < y->offset ? -1 : 1) : (x->size > y->size) - (x->size < y->size);
-}
-
 /* The tensors, by offset, lie end to end from the first to the last byte of the data. */
 static int check_cover(reader *r)
 {
     lr_safetensors *s = r->s;
     uint64_t at = (uint64_t)(r->end - s->map.base);
-    const lr_safetensors_tensor **sorted = lr_reallocarray(NULL, s->n_tensors, sizeof *sorted);
-    if (!sorted) return no_memory(r);
-    for (size_t i = 0; i < s->n_tensors; i++) sorted[i] = &s->tensors[i];
-    if (s->n_tensors) qsort(sorted, s->n_tensors, sizeof *sorted, by_offset);
+    lr_span *spans = lr_reallocarray(NULL, s->n_tensors, sizeof *spans);
+    if (!spans) return no_memory(r);
+    for (size_t i = 0; i < s->n_tensors; i++) spans[i] = (lr_span){s->tensors[i].offset, s->tensors[i].size, i};
+    lr_spans_sort(spans, s->n_tensors);
     int rc = 0;
     for (size_t i = 0; i < s->n_tensors && rc == 0; i++) {
-        const lr_safetensors_tensor *t = sorted[i];
+        const lr_safetensors_tensor *t = &s->tensors[spans[i].i];
         lr_printable(r->show, sizeof r->show, t->name, strlen(t->name));
         if (t->offset != at)
             rc = lr_fail(r->err, LR_EFORMAT, "tensor %s: there is %s before its data", r->show,
                          t->offset > at ? "a hole" : "an overlap");
         at += t->size;
     }
-    lr_free(sorted);
+    lr_free(spans);
     if (rc == 0 && at != s->map.size)
         rc = lr_fail(r->err, LR_EFORMAT, "%zu bytes follow the last tensor", (size_t)(s->map.size - at));
     return rc;
@@ -336,7 +328,7 @@ static int check_cover(reader *r)
 
 static int parse(lr_safetensors *s, lr_error *err)
 {
-    uint64_t n;
+    uint64_t n = 0;
     if (s->map.size < 8) return lr_fail(err, LR_EFORMAT, "the file ends in the header's length");
     memcpy(&n, s->map.base, 8);
     if (n > s->map.size - 8)
@@ -368,7 +360,11 @@ int lr_safetensors_open(lr_safetensors **out, const char *path, bool copy, lr_er
 {
     lr_safetensors *s = lr_calloc(1, sizeof *s);
     if (s) s->path = lr_strdup(path);
-    int rc = s && s->path ? lr_mapfile_open(&s->map, path, copy, err) : lr_fail(err, LR_ENOMEM, "no memory");
+    if (!s || !s->path) {
+        lr_safetensors_free(s);
+        return lr_fail(err, LR_ENOMEM, "no memory");
+    }
+    int rc = lr_mapfile_open(&s->map, path, copy, err);
     if (rc == 0) rc = parse(s, err);
     if (rc == 0) rc = lr_mapfile_unchanged(&s->map, err);
     if (rc == 0) {
