@@ -78,6 +78,36 @@ void lr_lua_open_logits(lua_State *L);
 void lr_lua_open_sample(lua_State *L);
 void lr_lua_open_scripted(lua_State *L);
 
+/* ---- logits ---- */
+
+struct lr_logits;
+/* A view of logits: userdata that says "stale view" once what it shows is gone. Three kinds: of a row that the engine
+ * owns until its next step, of a row inside a sampler callback, and of memory of its own (a copy). */
+#define LR_LUA_LOGITS "llmrun.logits"
+/* A view of x (n) that lives while *owner is not NULL and *stamp == its value now; owner and stamp lie in userdata that
+ * user value 1 (the value at the stack's top, popped) keeps alive. */
+void lr_lua_push_row(lua_State *L, float *x, int n, void *const *owner, const uint64_t *stamp);
+/* A view without a row, to be pointed at one with lr_lua_point_view; NULL makes it stale. */
+void lr_lua_push_view(lua_State *L);
+void lr_lua_point_view(lua_State *L, int idx, struct lr_logits *l);
+/* The logits at idx; raises if the view is stale or none. */
+struct lr_logits *lr_lua_check_logits(lua_State *L, int idx);
+
+/* ---- samplers ---- */
+
+struct lr_sampler;
+/* The sampler of the list of stages at idx (see lua_sample.c for their form), for a vocabulary of n_vocab. Raises on
+ * misuse. The result is the caller's. */
+struct lr_sampler *lr_lua_make_sampler(lua_State *L, int idx, uint64_t seed, int n_vocab);
+
+/* ---- steps ---- */
+
+/* The state that runs the engine's step now, for callbacks; NULL outside of a step. */
+lua_State *lr_lua_step_state(void);
+/* Before and after a step: returns what to give back. */
+lua_State *lr_lua_enter_step(lua_State *L);
+void lr_lua_leave_step(lua_State *before);
+
 /* Ctrl-C was pressed and nobody has taken note yet. */
 bool lr_lua_interrupted(void);
 

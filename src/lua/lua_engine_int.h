@@ -1,0 +1,36 @@
+/* lua_engine_int.h - what the bindings of engine, sequences, requests and policies share. */
+#ifndef LR_LUA_LUA_ENGINE_INT_H
+#define LR_LUA_LUA_ENGINE_INT_H
+#include "engine/engine.h"
+#include "lua/lua_int.h"
+#include "model/graph.h"
+
+#define LR_LUA_ENGINE  "llmrun.engine"
+#define LR_LUA_SEQ     "llmrun.seq"
+#define LR_LUA_REQUEST "llmrun.request"
+
+/* User value 1: the model's userdata. */
+typedef struct lr_engine_ud {
+    lr_engine *e;   /* NULL = closed */
+    uint64_t stamp; /* grows when a step begins and at the close: logits of before are gone */
+} lr_engine_ud;
+
+/* User value 1: the engine's userdata. */
+typedef struct lr_seq_ud {
+    lr_seq *s; /* NULL = closed; dead too when eng->e is NULL */
+    lr_engine_ud *eng;
+} lr_seq_ud;
+
+/* User values: 1 the engine's userdata, 2 the sequence's. */
+typedef struct lr_request_ud {
+    lr_request *r; /* NULL = closed; dead too when eng->e is NULL */
+    lr_engine_ud *eng;
+} lr_request_ud;
+
+lr_engine_ud *lr_lua_check_engine(lua_State *L, int idx);
+lr_seq_ud *lr_lua_check_seq(lua_State *L, int idx);
+/* The method engine:request, and the metatable (lua_request.c). */
+int lr_lua_engine_request(lua_State *L);
+void lr_lua_open_request(lua_State *L);
+
+#endif
