@@ -356,9 +356,11 @@ static void test_nothing_to_see(void **state)
                 for (int j = 0; j < 128; j++) assert_true(out[j] == 0);
             }
             c.pos = -1; /* the second row sees position 0 */
-            run(&tables[i], &s, &c, q, out, 2, false);
-            for (int j = 0; j < 64; j++) assert_true(out[j] == 0);
-            for (int j = 64; j < 128; j++) assert_true(isfinite(out[j]) && out[j] != 0);
+            for (int pieces = 0; pieces < 2; pieces++) {
+                run(&tables[i], &s, &c, q, out, 2, pieces);
+                for (int j = 0; j < 64; j++) assert_true(out[j] == 0);
+                for (int j = 64; j < 128; j++) assert_true(isfinite(out[j]) && out[j] != 0);
+            }
             free(q);
         }
         seq_unpage(&s);
