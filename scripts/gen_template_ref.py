@@ -14,6 +14,7 @@ real_NAME.jinja first (needs the package gguf).
 Outputs hold the text, or an error's class and message where Jinja raises.
 """
 import argparse
+import copy
 import datetime
 import glob
 import json
@@ -76,7 +77,7 @@ def environment():
 
 def outcome(env, source, variables):
     try:
-        return {"text": env.from_string(source).render(**variables)}
+        return {"text": env.from_string(source).render(**copy.deepcopy(variables))}
     except Exception as e:  # whatever Jinja or Python raises is the expected outcome
         return {"error": type(e).__name__, "message": str(e)}
 

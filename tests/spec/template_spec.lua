@@ -41,6 +41,8 @@ local CODES = {
     UndefinedError = { undefined = true },
     TypeError = { type = true, undefined = true, syntax = true },
     ValueError = { value = true },
+    AttributeError = { type = true },
+    AssertionError = { value = true },
     KeyError = { value = true },
     IndexError = { value = true },
     ZeroDivisionError = { value = true },
@@ -67,7 +69,8 @@ local function check(row, compiled, vars)
         assert.is_nil(text, ("rendered %q, but Jinja says %s: %s"):format(text or "", row.error, row.message))
         assert.matches("^test:%d+:%d+: .", err)
         local codes = CODES[row.error] or {}
-        assert.is_true(codes[code] == true, ("%s (%s), but Jinja says %s: %s"):format(err, code, row.error, row.message))
+        local both = ("%s (%s), but Jinja says %s: %s"):format(err, code, row.error, row.message)
+        assert.is_true(codes[code] == true, both)
         if row.error == "TemplateError" then
             assert.is_truthy(err:find(row.message, 1, true))
         end

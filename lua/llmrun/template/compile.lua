@@ -24,7 +24,7 @@ local M = {}
 
 local compile = {}
 
--- Bodies ---------------------------------------------------------------------------------------------------------------
+-- Bodies -------------------------------------------------------------------------------------------------------------
 
 -- The names that statements of a body assign in its own scope.
 local function assigned_names(body, list)
@@ -127,7 +127,7 @@ local function leave_call()
     S.depth = S.depth - 1
 end
 
--- Output ---------------------------------------------------------------------------------------------------------------
+-- Output -------------------------------------------------------------------------------------------------------------
 
 local function emit_value(v)
     if type(v) == "string" then
@@ -250,7 +250,7 @@ function compile.output(scope, node)
     end
 end
 
--- Assignment -----------------------------------------------------------------------------------------------------------
+-- Assignment ---------------------------------------------------------------------------------------------------------
 
 -- function(frame, value) that assigns to a target declared in this scope.
 local function assigner(scope, target)
@@ -357,7 +357,7 @@ function compile.scope(scope, node)
     return block(scope, node.body)
 end
 
--- Branches and loops ---------------------------------------------------------------------------------------------------
+-- Branches and loops -------------------------------------------------------------------------------------------------
 
 compile["if"] = function(scope, node)
     local n = #node.arms
@@ -510,7 +510,7 @@ local function loop_runner(scope, node)
         if with_loop then
             loop = setmetatable({ items = items, n = n, i = 0, depth = depth, rerun = rerun }, Loop)
         end
-        local rounds = 0
+        local finished = false -- a round that came to its end; Jinja runs the else part if there was none
         for i = 1, n do
             local left = S.left - cost
             S.left = left
@@ -523,7 +523,6 @@ local function loop_runner(scope, node)
                 assign(f, items[i])
             end
             if not lazy or cond(f) then
-                rounds = rounds + 1
                 if loop then
                     loop.i = i
                     f[loop_slot] = loop
@@ -531,12 +530,15 @@ local function loop_runner(scope, node)
                 if enter then
                     enter(f)
                 end
-                if run(f) == BREAK then
-                    return
+                local signal = run(f)
+                if not signal then
+                    finished = true
+                elseif signal == BREAK then
+                    break
                 end
             end
         end
-        if rounds == 0 and other then
+        if other and not finished then
             return other(f)
         end
     end
@@ -566,7 +568,7 @@ compile["for"] = function(scope, node)
     end
 end
 
--- Macros ---------------------------------------------------------------------------------------------------------------
+-- Macros -------------------------------------------------------------------------------------------------------------
 
 local Macro = {}
 
@@ -593,7 +595,7 @@ local function macro_maker(scope, node, name)
     local run = statements(inner, node.body)
     local code = {
         name = name, params = node.params, slots = slots, defaults = defaults, index = index, enter = enter, run = run,
-        cost = 4 + weight(node.body),
+        cost = 20 + weight(node.body),
     }
     for word, slot in pairs(extra) do
         code[word] = inner.used[word] and slot or nil

@@ -1,8 +1,8 @@
 -- Expressions: syntax tree -> closures.
 --
--- Expr.value(scope, node) gives function(frame) -> value; Expr.cond(scope, node) gives function(frame) -> true or false.
--- Common shapes (comparison with a constant string, attribute of a plain table, calls with few arguments) have closures of
--- their own. A frame is described in scope.lua.
+-- Expr.value(scope, node) gives function(frame) -> value; Expr.cond(scope, node) gives function(frame) -> true or
+-- false. Common shapes (comparison with a constant string, attribute of a plain table, calls with few arguments) have
+-- closures of their own. A frame is described in scope.lua.
 
 local lexer = require "llmrun.template.lexer"
 local state = require "llmrun.template.state"
@@ -49,7 +49,7 @@ local function values(scope, nodes)
     return list, #nodes
 end
 
--- Constants and names --------------------------------------------------------------------------------------------------
+-- Constants and names ------------------------------------------------------------------------------------------------
 
 local function constant(v)
     return function()
@@ -112,7 +112,7 @@ function compile.dict(scope, node)
     end
 end
 
--- Operators ------------------------------------------------------------------------------------------------------------
+-- Operators ----------------------------------------------------------------------------------------------------------
 
 function compile.binary(scope, node)
     local a, b, op = node.a, node.b, ops.binary[node.op]
@@ -249,7 +249,7 @@ end
 compile.compare = compile_cond.compare
 compile["not"] = compile_cond["not"]
 
--- Attributes and items -------------------------------------------------------------------------------------------------
+-- Attributes and items -----------------------------------------------------------------------------------------------
 
 -- The names of builtin methods, which hide a dict's keys in x.name.
 local function is_method(name)
@@ -261,8 +261,8 @@ local function is_method(name)
     return false
 end
 
--- A message's role counts as literal text if it is one of the known role names: templates put it between markers of their
--- own. Such a word can do no harm, any other one stays data.
+-- A message's role counts as literal text if it is one of the known role names: templates put it between markers of
+-- their own. Such a word can do no harm, any other one stays data.
 local function literal_role(scope, get)
     local roles = scope.options.roles
     return function(f)
@@ -346,7 +346,7 @@ function compile.slice(_, node)
     return lexer.fail(node.pos, "a slice is not supported here")
 end
 
--- Calls ----------------------------------------------------------------------------------------------------------------
+-- Calls --------------------------------------------------------------------------------------------------------------
 
 -- function(frame) -> args, n, named for a call's arguments.
 local function arguments(scope, args)

@@ -20,7 +20,7 @@ Parser.__index = Parser
 
 local M = { Parser = Parser, MAX_NEST = MAX_NEST }
 
--- Tokens ---------------------------------------------------------------------------------------------------------------
+-- Tokens -------------------------------------------------------------------------------------------------------------
 
 ---The current token as a reader would call it.
 function Parser:describe()
@@ -80,7 +80,7 @@ function Parser:expect(kind)
     return self.val[i], self.pos[i]
 end
 
--- Nodes ----------------------------------------------------------------------------------------------------------------
+-- Nodes --------------------------------------------------------------------------------------------------------------
 
 -- Finishes a node whose depth is one more than that of the deepest of the given nodes.
 local function node(n, ...)
@@ -119,7 +119,7 @@ function Parser:leave()
     self.nest = self.nest - 1
 end
 
--- Grammar, from the loosest binding to the tightest --------------------------------------------------------------------
+-- Grammar, from the loosest binding to the tightest ------------------------------------------------------------------
 
 ---A whole expression. no_if: leave a following "if" alone (as in "for x in y if z").
 function Parser:expression(no_if)

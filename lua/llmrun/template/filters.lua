@@ -1,5 +1,5 @@
--- Filters on strings and single values, as name -> Func whose fn(value, ...) gives the result; those on sequences are in
--- filters_seq.lua, which adds to the same table.
+-- Filters on strings and single values, as name -> Func whose fn(value, ...) gives the result; those on sequences are
+-- in filters_seq.lua, which adds to the same table.
 
 local state = require "llmrun.template.state"
 local rope = require "llmrun.template.rope"
@@ -37,7 +37,7 @@ local function int_arg(v, default, what)
     return v
 end
 
--- Strings --------------------------------------------------------------------------------------------------------------
+-- Strings ------------------------------------------------------------------------------------------------------------
 
 for _, name in ipairs { "upper", "lower", "capitalize" } do
     define(name, {}, function(v)
@@ -88,7 +88,9 @@ define("escape e forceescape", {}, function(v)
 end)
 
 define("indent", { "width", "first", "blank" }, function(v, width, first, blank)
-    v = str(v)
+    if not rope.is_str(v) then
+        raise("type", "indent: expected a string, not '%s'", value.type_name(v))
+    end
     local pad
     if rope.is_str(width) then
         pad = width
@@ -119,15 +121,16 @@ define("indent", { "width", "first", "blank" }, function(v, width, first, blank)
 end)
 
 define("truncate", { "length", "killwords", "end", "leeway" }, function(v, length, killwords, tail, leeway)
-    v = str(v)
     length, leeway = int_arg(length, 255, "truncate"), int_arg(leeway, 5, "truncate")
     tail = tail == nil and "..." or str(tail)
     local room = length - text.len(flat(tail))
     if room < 0 or leeway < 0 then
         raise("value", "truncate: the length is too short")
     end
-    if text.len(flat(v)) <= length + leeway then
+    if value.length(v) <= length + leeway then
         return v
+    elseif not rope.is_str(v) then
+        raise("type", "truncate: expected a string, not '%s'", value.type_name(v))
     end
     local head = value.slice(v, nil, room)
     if killwords == nil or not value.truth(killwords) then
@@ -166,7 +169,7 @@ define("urlencode", {}, function(v)
         return percent_encode(flat(v), "/")
     end
     local k = value.kind(v)
-    if k ~= "dict" and k ~= "list" and k ~= "tuple" and k ~= "view" and k ~= "gen" then
+    if k == "int" or k == "float" or k == "bool" or k == "none" then
         return percent_encode(flat(str(v)), "/")
     end
     local pairs_of, n
@@ -223,7 +226,7 @@ define("tojson", { "ensure_ascii", "indent", "separators", "sort_keys" }, functi
     )
 end)
 
--- Numbers --------------------------------------------------------------------------------------------------------------
+-- Numbers ------------------------------------------------------------------------------------------------------------
 
 local function trimmed(v)
     local s = flat(v)
@@ -390,7 +393,7 @@ define("round", { "precision", "method" }, function(v, precision, method)
     return r + 0.0
 end)
 
--- Any value ------------------------------------------------------------------------------------------------------------
+-- Any value ----------------------------------------------------------------------------------------------------------
 
 define("default d", { "default_value", "boolean" }, function(v, default, boolean)
     if value.is_undef(v) or (boolean ~= nil and value.truth(boolean) and not value.truth(v)) then

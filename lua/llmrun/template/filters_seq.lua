@@ -1,7 +1,7 @@
 -- Filters on sequences and dicts; they add themselves to the table of filters.lua.
 --
--- Where Jinja gives an iterator (map, select, unique, reverse, items...) the result here is computed at once but acts as
--- one: it is true even if empty, has no length, and is used up by its first use.
+-- Where Jinja gives an iterator (map, select, unique, reverse, items...) the result here is computed at once but acts
+-- as one: it is true even if empty, has no length, and is used up by its first use.
 
 local state = require "llmrun.template.state"
 local rope = require "llmrun.template.rope"
@@ -26,7 +26,7 @@ local function truth_arg(v)
     return v ~= nil and value.truth(v)
 end
 
--- Attributes by name ---------------------------------------------------------------------------------------------------
+-- Attributes by name -------------------------------------------------------------------------------------------------
 
 -- A function item -> value for "a.b.0", a number, or nil (the item itself).
 local function getter(attribute, default)
@@ -71,17 +71,43 @@ local function key_getter(attribute, case_sensitive, default)
     end
 end
 
--- Order ----------------------------------------------------------------------------------------------------------------
+-- Order --------------------------------------------------------------------------------------------------------------
+
+-- a < b, where equal values need no order of their own (Python compares lists of keys so).
+local function lt_unless_equal(a, b)
+    return not ops.eq(a, b) and ops.lt(a, b)
+end
+
+-- True if all keys are plain strings, or all numbers, so that Lua's own < orders them.
+local function comparable(keys, n)
+    local first = type(keys[1])
+    if first ~= "string" and first ~= "number" then
+        return false
+    end
+    for i = 2, n do
+        if type(keys[i]) ~= first then
+            return false
+        end
+    end
+    return true
+end
 
 -- The items in order of their keys; equal ones stay as they were.
-local function sorted(items, n, key, reverse)
+local function sorted(items, n, key, reverse, lt)
     local keys, order = {}, {}
     for i = 1, n do
         keys[i] = key and key(items[i]) or items[i]
         order[i] = i
     end
-    charge(1 + n * 8)
-    local lt = ops.lt
+    local rounds = math.ceil(math.log(n + 2, 2))
+    local simple = comparable(keys, n)
+    charge(1 + n * rounds * (simple and 2 or 6))
+    lt = lt or ops.lt
+    if simple then
+        lt = function(a, b)
+            return a < b
+        end
+    end
     table.sort(order, function(a, b)
         local x, y = keys[a], keys[b]
         if reverse then
@@ -119,7 +145,7 @@ define("sort", { "reverse", "case_sensitive", "attribute" }, function(v, reverse
     elseif attribute ~= nil then
         key = key_getter(attribute, case_sensitive)
     end
-    return value.list(sorted(items, n, key, truth_arg(reverse)))
+    return value.list(sorted(items, n, key, truth_arg(reverse), lt_unless_equal))
 end)
 
 define("dictsort", { "case_sensitive", "by", "reverse" }, function(v, case_sensitive, by, reverse)
@@ -220,7 +246,7 @@ define("reverse", {}, function(v)
     return value.gen(out)
 end)
 
--- Parts and sums -------------------------------------------------------------------------------------------------------
+-- Parts and sums -----------------------------------------------------------------------------------------------------
 
 define("length count", {}, value.length)
 
@@ -338,7 +364,7 @@ define("slice", { "slices", "fill_with" }, function(v, slices, fill)
     return value.gen(out)
 end)
 
--- Filters that apply other filters and tests ---------------------------------------------------------------------------
+-- Filters that apply other filters and tests -------------------------------------------------------------------------
 
 -- Runs a Func of this module or tests.lua on a value with further arguments.
 local function apply(func, v, args, n, named)
@@ -354,13 +380,21 @@ local function apply(func, v, args, n, named)
     return func.fn(v, table.unpack(args, 1, n))
 end
 
+-- The items that map, select and reject go through: nothing false is looked at, not even to complain.
+local function items_of(v)
+    if not value.truth(v) then
+        return {}, 0
+    end
+    return value.iter(v)
+end
+
 local function find(set, name, what)
     name = rope.is_str(name) and flat(name) or raise("type", "the name of a %s must be a string", what)
     return set[name] or raise("value", "there is no %s named '%s'", what, name)
 end
 
 define("map", {}, function(args, n, named, v)
-    local items, count = value.iter(v)
+    local items, count = items_of(v)
     local out = {}
     charge(2 * count)
     if n == 0 and named and named.attribute ~= nil then
@@ -382,7 +416,7 @@ end, true)
 
 local function selector(name, with_attr, keep)
     define(name, {}, function(args, n, named, v)
-        local items, count = value.iter(v)
+        local items, count = items_of(v)
         local get, at = nil, 1
         if with_attr then
             if n == 0 then

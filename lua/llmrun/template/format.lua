@@ -1,5 +1,5 @@
--- Formatting: "%s" % x and "{}".format(x). The literal parts of a format keep their provenance, and so does a value that
--- is put in unchanged; a value that is padded, cut or converted becomes data.
+-- Formatting: "%s" % x and "{}".format(x). The literal parts of a format keep their provenance, and so does a value
+-- that is put in unchanged; a value that is padded, cut or converted becomes data.
 
 local state = require "llmrun.template.state"
 local rope = require "llmrun.template.rope"
@@ -88,7 +88,7 @@ local function radix_text(n, base)
     return (n < 0 and "-" or "") .. s
 end
 
--- Percent --------------------------------------------------------------------------------------------------------------
+-- Percent ------------------------------------------------------------------------------------------------------------
 
 local function signed(s, flags)
     if s:sub(1, 1) ~= "-" then
@@ -166,6 +166,12 @@ function Args:next()
     return v
 end
 
+-- flags, width, ".", precision, letter, position after it
+local CONVERSION = "^([-+ #0]*)([%d*]*)(%.?)([%d*]*)[hlL]?(.)()"
+
+-- Kinds of an only argument that a format need not use, since Python takes them for mappings.
+local unused_is_fine = { dict = true, list = true, range = true, undef = true }
+
 ---format % args
 function M.percent(format, args)
     local s = flat(format)
@@ -173,6 +179,7 @@ function M.percent(format, args)
     local is_tuple = value.kind(args) == "tuple"
     local left = setmetatable({ list = is_tuple and args or { args }, i = 0 }, Args)
     local is_dict = value.kind(args) == "dict"
+    local may_stay = unused_is_fine[value.kind(args)]
     local parts, n, i = {}, 0, 1
     charge_bytes(#s)
     while true do
@@ -182,10 +189,8 @@ function M.percent(format, args)
         if not at then
             break
         end
-        local key, flags, width, dot, prec, c, after = s:match("^%%(%b())([-+ #0]*)([%d*]*)(%.?)([%d*]*)[hlL]?(.)()", at)
-        if not key then
-            flags, width, dot, prec, c, after = s:match("^%%([-+ #0]*)([%d*]*)(%.?)([%d*]*)[hlL]?(.)()", at)
-        end
+        local key, from = s:match("^(%b())()", at + 1)
+        local flags, width, dot, prec, c, after = s:match(CONVERSION, from or at + 1)
         if not c then
             raise("value", "incomplete format")
         end
@@ -208,17 +213,18 @@ function M.percent(format, args)
             else
                 v = left:next()
             end
-            parts[n] = convert(v, flags, bounded(width, "width"), dot ~= "" and (bounded(prec, "precision") or 0) or nil, c)
+            local digits = dot ~= "" and (bounded(prec, "precision") or 0) or nil
+            parts[n] = convert(v, flags, bounded(width, "width"), digits, c)
         end
         i = after
     end
-    if left.i < #left.list and not is_dict then
+    if left.i < #left.list and not may_stay then
         raise("type", "not all arguments converted during string formatting")
     end
     return rope.join(parts, n)
 end
 
--- str.format -----------------------------------------------------------------------------------------------------------
+-- str.format ---------------------------------------------------------------------------------------------------------
 
 local function group_thousands(s, sep)
     local sign, int, rest = s:match "^([-+ ]?)(%d+)(.*)$"

@@ -71,7 +71,7 @@ end
 
 define("dict", {}, new_dict, true)
 
--- Namespaces: objects whose attributes a template may set, even from inside loops --------------------------------------
+-- Namespaces: objects whose attributes a template may set, even from inside loops ------------------------------------
 
 local Namespace = {}
 value.register(Namespace, "namespace", function(ns, name)
@@ -103,7 +103,7 @@ function M.set_namespace(ns, name, v)
     ns.vars[name] = v
 end
 
--- cycler, joiner -------------------------------------------------------------------------------------------------------
+-- cycler, joiner -----------------------------------------------------------------------------------------------------
 
 local Cycler = {}
 local cycler_methods = {
@@ -145,7 +145,7 @@ define("joiner", { "sep" }, function(sep)
     return setmetatable({ sep = sep == nil and ", " or sep }, Joiner)
 end)
 
--- Errors and time ------------------------------------------------------------------------------------------------------
+-- Errors and time ----------------------------------------------------------------------------------------------------
 
 define("raise_exception", { "message" }, function(message)
     raise("raised", "%s", flat(show.str(message)))

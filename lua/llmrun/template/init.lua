@@ -6,32 +6,33 @@
 --   local parts = t:segments { ... }                                -- { { text =, literal = }, ... }
 --
 -- What a template gets. Python values are Lua's: lists are sequences, dicts other tables, None is T.null (cjson.null).
--- T.dict and T.json_decode make dicts that keep the order of their keys; other dicts are in the order of sorted keys. An
--- empty table is a list unless made by T.dict. `tools` and `documents` are None if not given, as with Hugging Face.
+-- T.dict and T.json_decode make dicts that keep the order of their keys; other dicts are in the order of sorted keys.
+-- An empty table is a list unless made by T.dict. `tools` and `documents` are None if not given, as with Hugging Face.
 --
 -- Where text comes from. segments() tells the template's own text (literal = true: markup, strings written in the
 -- template, and the variables named in options.trusted) from text of the messages, tools and other variables
--- (literal = false). Only literal text may be searched for special tokens; the rest must be encoded as plain text, so that
--- a user cannot close his turn and open another. Neighbouring segments still belong to one prompt: a tokenizer should
--- merge across their borders what is not a special token. `x.role` and `x['role']` are literal if they are one of
--- T.roles, so that templates may write '<|' + message.role + '|>'; any other role is data. Numbers and tojson are data.
--- The filters keep the distinction piece by piece (rope.lua).
+-- (literal = false). Only literal text may be searched for special tokens; the rest must be encoded as plain text, so
+-- that a user cannot close his turn and open another. Neighbouring segments still belong to one prompt: a tokenizer
+-- should merge across their borders what is not a special token. `x.role` and `x['role']` are literal if they are one
+-- of T.roles, so that templates may write '<|' + message.role + '|>'; any other role is data. Numbers and tojson are
+-- data. The filters keep the distinction piece by piece (rope.lua).
 --
--- What is there: for (else, if, recursive, loop.*), break, continue, if, set (blocks, namespaces, tuples), macros, call,
--- filter, with, raw, generation; all operators and tests; the filters and methods of filters.lua, filters_seq.lua and
--- methods.lua; range, dict, namespace, cycler, joiner, raise_exception, strftime_now. White space: trim_blocks and
--- lstrip_blocks. Undefined values print as nothing, and using them further is an error. It agrees with Jinja as Hugging
--- Face sets it up, byte for byte, on all that tests/data/template holds. Beyond it: lists and dicts that the template made
--- may be changed (append, update...). Not there: include, import, extends, block, do; the filters pprint, random, urlize,
--- striptags, wordwrap, xmlattr, filesizeformat; Markup (safe and escape give plain strings); integers beyond 64 bits.
--- What is not there is refused by compile, with its place; nothing is ever replaced silently.
+-- What is there: for (else, if, recursive, loop.*), break, continue, if, set (blocks, namespaces, tuples), macros,
+-- call, filter, with, raw, generation; all operators and tests; the filters and methods of filters.lua,
+-- filters_seq.lua and methods.lua; range, dict, namespace, cycler, joiner, raise_exception, strftime_now. White space:
+-- trim_blocks and lstrip_blocks. Undefined values print as nothing, and using them further is an error. It agrees with
+-- Jinja as Hugging Face sets it up, byte for byte, on all that tests/data/template holds. Beyond it: lists and dicts
+-- that the template made may be changed (append, update...). Not there: include, import, extends, block, do; the
+-- filters pprint, random, urlize, striptags, wordwrap, xmlattr, filesizeformat; Markup (safe and escape give plain
+-- strings); integers beyond 64 bits. What is not there is refused by compile, with its place; nothing is ever replaced
+-- silently.
 --
 -- Limits (options.limits): steps (10 million; one is about one closure or 16 bytes of string), output (8 MiB, of any
 -- string too), depth of macro calls (150). A template reaches nothing but its variables and the functions named above.
 --
--- Files, each using those before it: state, rope, unicode, text, value, show, ops, json, format, methods, tests, filters,
--- filters_seq, globals (the runtime); lexer, expr, parser (text -> tree); scope, compile_expr, compile (tree -> closures);
--- builtin (templates as Lua functions).
+-- Files, each using those before it: state, rope, unicode, text, value, show, ops, json, format, methods, tests,
+-- filters, filters_seq, globals (the runtime); lexer, expr, parser (text -> tree); scope, compile_expr, compile (tree
+-- -> closures); builtin (templates as Lua functions).
 
 local state = require "llmrun.template.state"
 local rope = require "llmrun.template.rope"
@@ -59,7 +60,7 @@ M.trusted = { "bos_token", "eos_token", "unk_token", "pad_token" }
 
 local DEFAULTS = { tools = value.null, documents = value.null }
 local LIMITS = { steps = 10000000, output = 8 * 1024 * 1024, depth = 150 }
-local MAX_SOURCE = 4 * 1024 * 1024
+local MAX_SOURCE = 1024 * 1024
 
 ---A dict with its keys in order, from a list of { key, value } pairs, or from a table and the list of its keys.
 ---@param a table
@@ -88,7 +89,7 @@ function M.json_decode(text)
     return json.decode(text)
 end
 
--- Errors ---------------------------------------------------------------------------------------------------------------
+-- Errors -------------------------------------------------------------------------------------------------------------
 
 -- The message and code of a caught error. Errors that are not ours are thrown on, but for Lua's own.
 local function explain(err, name, src, pos)
@@ -128,7 +129,7 @@ local function guarded(limits, vars, now, fn)
     return ok, r1, r2, pos, out
 end
 
--- Templates ------------------------------------------------------------------------------------------------------------
+-- Templates ----------------------------------------------------------------------------------------------------------
 
 local Template = {}
 Template.__index = Template
@@ -150,8 +151,8 @@ end
 ---Compiles a template.
 ---@param source string
 ---@param options? table  name: for messages; trusted, roles: lists in place of T.trusted and T.roles; limits: { steps,
----  output, depth }; now: seconds since the epoch for strftime_now instead of the clock; defaults: variables for renders
----  that do not give them, in place of tools and documents as None
+---  output, depth }; now: seconds since the epoch for strftime_now instead of the clock; defaults: variables for
+---  renders that do not give them, in place of tools and documents as None
 ---@return table? template, string? err, string? code  code: "syntax" or "limit"
 function M.compile(source, options)
     options = options or {}
@@ -205,7 +206,8 @@ end
 
 ---Renders to a string.
 ---@param vars table
----@return string? text, string? err, string? code  code: undefined, type, value, raised (by raise_exception), security, limit
+---@return string? text, string? err, string? code  code: undefined, type, value, raised (by raise_exception),
+---security, limit
 function Template:render(vars)
     local out, err, code = execute(self, vars)
     if not out then

@@ -1,5 +1,5 @@
--- JSON for templates: the tojson filter (Python's json.dumps as Hugging Face calls it) and a reader that keeps the order
--- of keys, so that tools and arguments come out of a template as they came in.
+-- JSON for templates: the tojson filter (Python's json.dumps as Hugging Face calls it) and a reader that keeps the
+-- order of keys, so that tools and arguments come out of a template as they came in.
 
 local state = require "llmrun.template.state"
 local rope = require "llmrun.template.rope"
@@ -12,7 +12,7 @@ local M = {}
 
 local MAX_NEST = 100
 
--- Writer ---------------------------------------------------------------------------------------------------------------
+-- Writer -------------------------------------------------------------------------------------------------------------
 
 local escapes = {
     ['"'] = '\\"', ["\\"] = "\\\\", ["\n"] = "\\n", ["\r"] = "\\r", ["\t"] = "\\t", ["\f"] = "\\f", ["\b"] = "\\b",
@@ -106,6 +106,7 @@ function Writer:value(v, depth)
         raise("limit", "a value for tojson is nested too deeply")
     end
     local k = kind(v)
+    charge(8)
     if k == "str" then
         self:put(quote(rope.flat(v), self.ascii))
     elseif k == "int" or k == "float" then
@@ -151,7 +152,7 @@ function M.encode(v, ascii, indent, comma, colon, sort)
     return table.concat(w.out)
 end
 
--- Reader ---------------------------------------------------------------------------------------------------------------
+-- Reader -------------------------------------------------------------------------------------------------------------
 
 local function bad(s, i, what)
     error(setmetatable({ code = "json", msg = ("%s at byte %d"):format(what, i), src = s }, state.Error), 0)

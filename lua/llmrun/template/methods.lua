@@ -1,8 +1,8 @@
 -- Methods of str, list, tuple and dict, as Python has them.
 --
--- Strings keep their provenance piece by piece where a result is cut out of them (strip, split, slices, replace); what is
--- computed (upper, zfill...) is literal only if all of its input was. Lists and dicts can be changed only if the template
--- made them itself: the engine's own data is never changed.
+-- Strings keep their provenance piece by piece where a result is cut out of them (strip, split, slices, replace); what
+-- is computed (upper, zfill...) is literal only if all of its input was. Lists and dicts can be changed only if the
+-- template made them itself: the engine's own data is never changed.
 
 local state = require "llmrun.template.state"
 local rope = require "llmrun.template.rope"
@@ -48,7 +48,7 @@ local function int_arg(v, default, what)
     return v
 end
 
--- Strings --------------------------------------------------------------------------------------------------------------
+-- Strings ------------------------------------------------------------------------------------------------------------
 
 ---strip, lstrip, rstrip of a string value; chars is nil, None or a string.
 function M.strip(v, left, right, chars)
@@ -76,23 +76,8 @@ str.casefold = value.func("casefold", {}, str.lower.fn)
 -- Splits at white space. limit: splits at most, or -1; what is left over is one piece at the end (or the start).
 local function split_space(v, limit, from_right)
     local s, cut = flat(v), cutter(v)
-    local from, to, n = {}, {}, 0 -- the words
-    charge(1 + #s // 16)
-    local i, size = text.skip_space(s, 1), #s
-    while i <= size do
-        local k = i
-        while k <= size do
-            local c = s:match("^" .. text.CHAR, k)
-            if text.is_space(c) then
-                break
-            end
-            k = k + #c
-        end
-        n = n + 1
-        from[n], to[n] = i, k - 1
-        i = text.skip_space(s, k)
-    end
-    charge(n)
+    local from, to, n = text.words(s)
+    local size = #s
     local first, last = 1, n
     if limit >= 0 and limit < n then
         if from_right then
@@ -122,8 +107,8 @@ local function occurrences(s, part, limit)
         n = n + 1
         at[n] = a
         i = b + 1
+        charge(4)
     end
-    charge(n)
     return at, n
 end
 
@@ -480,7 +465,7 @@ define(str, "zfill", { "width" }, function(v, width)
     return like(v, sign .. ("0"):rep(gap) .. rest)
 end)
 
--- Sequences ------------------------------------------------------------------------------------------------------------
+-- Sequences ----------------------------------------------------------------------------------------------------------
 
 for _, set in ipairs { list, tuple } do
     define(set, "count", { "value" }, function(v, x)
@@ -571,10 +556,10 @@ changer("reverse", {}, function(v)
     end
 end)
 
--- Dicts ----------------------------------------------------------------------------------------------------------------
+-- Dicts --------------------------------------------------------------------------------------------------------------
 
 define(dict, "get", { "key", "default" }, function(d, key, default)
-    local k = value.to_key(key)
+    local k = value.hash_key(key)
     local v
     if k ~= nil then
         v = rawget(d, k)

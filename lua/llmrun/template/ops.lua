@@ -217,7 +217,7 @@ function M.pos(a)
     return x
 end
 
--- Comparison -----------------------------------------------------------------------------------------------------------
+-- Comparison ---------------------------------------------------------------------------------------------------------
 
 local eq
 
@@ -226,7 +226,7 @@ local function eq_items(a, b, depth)
     if n ~= #b then
         return false
     end
-    charge(1 + n)
+    charge(4 + 2 * n)
     for i = 1, n do
         if not eq(a[i], b[i], depth) then
             return false
@@ -342,7 +342,7 @@ local function contains(container, v)
         text.charge_search(s, part)
         return s:find(part, 1, true) ~= nil
     elseif k == "dict" then
-        local key = value.to_key(v)
+        local key = value.hash_key(v)
         return key ~= nil and rawget(container, key) ~= nil
     elseif k == "undef" then
         return false

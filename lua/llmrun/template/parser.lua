@@ -94,7 +94,7 @@ function Parser:statement()
     return fail(pos, "unknown statement '%s'", word)
 end
 
--- Targets --------------------------------------------------------------------------------------------------------------
+-- Targets ------------------------------------------------------------------------------------------------------------
 
 local not_assignable = { ["true"] = true, ["false"] = true, ["none"] = true, True = true, False = true, None = true }
 
@@ -138,14 +138,14 @@ function Parser:target(with_namespace)
     return { k = "tuple", pos = pos, items = items }
 end
 
--- Statements -----------------------------------------------------------------------------------------------------------
+-- Statements ---------------------------------------------------------------------------------------------------------
 
 local if_ends, else_ends = ends("elif", "else", "endif"), ends "endif"
 
 statements["if"] = function(self, pos)
     local arms, other = {}, nil
     while true do
-        local cond = self:tuple()
+        local cond = self:tuple(false, true)
         self:expect "%}"
         arms[#arms + 1] = { cond = cond, body = self:body(if_ends, pos) }
         if self:skip_name "elif" then

@@ -1,9 +1,9 @@
 -- Names at compile time: which slot of which frame a variable lives in.
 --
--- A frame is the Lua table of one activation (the template itself, a macro call, a round of a recursive loop): values at
--- 1..n, the frame it was defined in under `up`. Blocks inside an activation share its frame but have scopes of their own,
--- so that what a loop's body sets is gone in the next round, as in Jinja. A variable that a scope assigns starts, each
--- time the scope is entered, with the value that the name has outside.
+-- A frame is the Lua table of one activation (the template itself, a macro call, a round of a recursive loop): values
+-- at 1..n, the frame it was defined in under `up`. Blocks inside an activation share its frame but have scopes of
+-- their own, so that what a loop's body sets is gone in the next round, as in Jinja. A variable that a scope assigns
+-- starts, each time the scope is entered, with the value that the name has outside.
 --
 -- Names that no scope assigns are looked up in the variables of the render, then among the globals.
 
@@ -24,8 +24,8 @@ local function new(parent, activation, options)
     return setmetatable({ vars = {}, used = {}, parent = parent, activation = activation, options = options }, Scope)
 end
 
----The scope of a whole template. options.trusted: set of the names of variables whose strings count as the template's own
----text; options.roles: role name -> literal string of it.
+---The scope of a whole template. options.trusted: set of the names of variables whose strings count as the template's
+---own text; options.roles: role name -> literal string of it.
 function M.root(options)
     return new(nil, { level = 0, slots = 0 }, options)
 end

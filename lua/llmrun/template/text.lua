@@ -14,7 +14,7 @@ local CHAR = ".[\x80-\xBF]*" -- one character, or a stray byte at the start
 M.CHAR = CHAR
 
 function M.is_ascii(s)
-    return not s:find("[\x80-\xFF]")
+    return utf8_len(s, 1, -1, true) == #s -- much faster than a search for high bytes
 end
 local is_ascii = M.is_ascii
 
@@ -25,16 +25,13 @@ function M.chars(s)
         n = n + 1
         list[n] = c
     end
-    charge(n)
+    charge(2 * n)
     return list, n
 end
 
 ---Number of code points.
 function M.len(s)
     charge(1 + #s // 256)
-    if is_ascii(s) then
-        return #s
-    end
     local n = utf8_len(s, 1, -1, true)
     if not n then
         n = select(2, s:gsub(CHAR, ""))
@@ -243,6 +240,46 @@ function M.skip_space(s, i)
         end
         i = i + #c
     end
+end
+
+-- True if s has white space beyond ASCII.
+local function has_wide_space(s)
+    for c in s:gmatch "[\xC2\xE1-\xE3][\x80-\xBF]+" do
+        if SPACE[c] then
+            return true
+        end
+    end
+    return false
+end
+
+---The words of s: lists of their first and last bytes, and their number.
+function M.words(s)
+    local from, to, n = {}, {}, 0
+    charge(1 + #s // 16)
+    if is_ascii(s) or not has_wide_space(s) then
+        for a, b in s:gmatch "()[^\t-\r\x1c-\x1f ]+()" do
+            n = n + 1
+            from[n], to[n] = a, b - 1
+            charge(8)
+        end
+        return from, to, n
+    end
+    local i, size = M.skip_space(s, 1), #s
+    charge(4 * size)
+    while i <= size do
+        local k = i
+        while k <= size do
+            local c = s:match("^" .. CHAR, k)
+            if SPACE[c] then
+                break
+            end
+            k = k + #c
+        end
+        n = n + 1
+        from[n], to[n] = i, k - 1
+        i = M.skip_space(s, k)
+    end
+    return from, to, n
 end
 
 -- The set of characters of a string, or the white space.

@@ -28,8 +28,8 @@ local List, DataList, Tuple, Gen, View, Range, Undef, Func, Method = {}, {}, {},
 M.List, M.Tuple, M.Gen, M.View, M.Range, M.Undef, M.Func, M.Method = List, Tuple, Gen, View, Range, Undef, Func, Method
 
 local kind_of = {
-    [Rope] = "str", [List] = "list", [DataList] = "list", [Tuple] = "tuple", [Gen] = "gen", [View] = "view", [Range] = "range",
-    [Undef] = "undef", [Func] = "func", [Method] = "method",
+    [Rope] = "str", [List] = "list", [DataList] = "list", [Tuple] = "tuple", [Gen] = "gen", [View] = "view",
+    [Range] = "range", [Undef] = "undef", [Func] = "func", [Method] = "method",
 }
 for _, name in ipairs { "array_mt", "empty_array_mt" } do
     if type(cjson[name]) == "table" then
@@ -52,7 +52,7 @@ function M.register(mt, kind, attr, call)
     call_of[kind] = call
 end
 
--- Making values --------------------------------------------------------------------------------------------------------
+-- Making values ------------------------------------------------------------------------------------------------------
 
 function M.list(t)
     return setmetatable(t, List)
@@ -90,7 +90,7 @@ function M.undef_attr(attr)
     return setmetatable({ attr = attr }, Undef)
 end
 
--- Kinds ----------------------------------------------------------------------------------------------------------------
+-- Kinds --------------------------------------------------------------------------------------------------------------
 
 local function kind_of_table(v)
     local mt = getmetatable(v)
@@ -112,7 +112,8 @@ local function kind_of_table(v)
     return "dict"
 end
 
----str int float bool none list tuple gen view range dict undef func method ..., or "opaque" for what templates cannot use.
+---str int float bool none list tuple gen view range dict undef func method ..., or "opaque" for what templates cannot
+---use.
 function M.kind(v)
     local t = type(v)
     if t == "table" then
@@ -133,7 +134,8 @@ end
 local kind = M.kind
 
 local python_names = {
-    none = "NoneType", undef = "Undefined", gen = "generator", view = "dict view", func = "function", opaque = "host value",
+    none = "NoneType", undef = "Undefined", gen = "generator", view = "dict view", func = "function",
+    opaque = "host value",
 }
 
 ---What Python calls the type, for messages.
@@ -186,7 +188,7 @@ function M.truth(v)
     return v ~= nil and v ~= null
 end
 
--- Dicts ----------------------------------------------------------------------------------------------------------------
+-- Dicts --------------------------------------------------------------------------------------------------------------
 
 local rank = { boolean = 1, number = 2, string = 3 }
 
@@ -247,6 +249,18 @@ function M.to_key(v)
 end
 local to_key = M.to_key
 
+---As to_key, for looking something up: raises where Python would say that the value is unhashable.
+function M.hash_key(v)
+    local key = to_key(v)
+    if key == nil then
+        local k = kind(v)
+        if k == "list" or k == "dict" then
+            raise("type", "unhashable type: '%s'", k)
+        end
+    end
+    return key
+end
+
 ---Sets a key of a dict made by M.dict.
 function M.dict_set(d, key, val)
     local k = to_key(key)
@@ -260,7 +274,7 @@ function M.dict_set(d, key, val)
     d[k] = val
 end
 
--- Sequences ------------------------------------------------------------------------------------------------------------
+-- Sequences ----------------------------------------------------------------------------------------------------------
 
 ---The items of anything that can be iterated: a list that the caller must not change, and its length.
 function M.iter(v)
@@ -413,7 +427,7 @@ function M.slice(v, from, to, step)
     return raise("type", "'%s' object cannot be sliced", M.type_name(v))
 end
 
--- Attributes and items -------------------------------------------------------------------------------------------------
+-- Attributes and items -----------------------------------------------------------------------------------------------
 
 ---Methods by kind: name -> Func. Filled by methods.lua.
 M.methods = { str = {}, list = {}, tuple = {}, dict = {} }
@@ -488,7 +502,7 @@ function M.getitem(v, key)
     return M.undef_attr(name or tostring(to_key(key)))
 end
 
--- Calls ----------------------------------------------------------------------------------------------------------------
+-- Calls --------------------------------------------------------------------------------------------------------------
 
 -- Puts named arguments in their places. Returns the arguments and their count.
 local function bind(f, args, n, named)
