@@ -41,6 +41,7 @@ void lr_step__begin(lr_engine *e)
 {
     e->step = (lr_step){.e = e, .budget = e->cfg.max_batch_tokens, .n_running = e->running.n};
     e->step.outs = e->max_out - e->running.n;
+    for (int i = 0; i < e->running.n; i++) e->running.at[i]->granted = e->running.at[i]->n_out = 0;
 }
 
 /* ---- giving way ---- */

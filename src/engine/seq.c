@@ -123,7 +123,7 @@ int lr_seq__reserve(lr_seq *s, int n, lr_error *err)
 
 int lr_seq_fork(lr_seq *s, lr_seq **out, lr_error *err)
 {
-    lr_seq *f;
+    lr_seq *f = NULL;
     int rc = lr_engine__not_in_step(s->e, err);
     if (!rc) rc = new_in(s->e, s->kv.space, s->kv.tag, &f, err);
     if (rc) return rc;

@@ -62,15 +62,27 @@ static int32_t *slot_of(const scripted *s, const lr_batch_seq *q, int g, int pos
     return &s->ids[g][(size_t)q->table[g][pos / s->block_size] * (size_t)s->block_size + (size_t)(pos % s->block_size)];
 }
 
+/* Copies the ids of positions from .. to - 1 out of group g's blocks. */
+static void gather(scripted *s, const lr_batch_seq *q, int g, int from, int to)
+{
+    while (from < to) {
+        int n = s->block_size - from % s->block_size;
+        if (n > to - from) n = to - from;
+        memcpy(s->gather + from, slot_of(s, q, g, from), (size_t)n * sizeof *s->gather);
+        from += n;
+    }
+}
+
 /* Does what the callback says for the row of sequence q at position pos. */
 static int run_row(scripted *s, const lr_batch_seq *q, int pos, float *logits, lr_error *err)
 {
-    int n_vocab = s->m.n_vocab;
+    int n_vocab = s->m.n_vocab, window = pos + 1; /* first position that is read from group 1 */
     if (pos >= s->cfg.n_ctx) return lr_fail(err, LR_EFULL, "position %d is past the context of %d", pos, s->cfg.n_ctx);
+    if (s->cfg.window > 0) window = pos >= s->cfg.window ? pos - s->cfg.window + 1 : 0;
+    gather(s, q, 0, 0, window);
+    gather(s, q, 1, window, pos + 1);
     for (int p = 0; p <= pos; p++) {
-        int g = s->cfg.window > 0 && p > pos - s->cfg.window ? 1 : 0;
-        s->gather[p] = *slot_of(s, q, g, p);
-        if (s->gather[p] < 0) return lr_fail(err, LR_ESTATE, "group %d: the slot of position %d holds nothing", g, p);
+        if (s->gather[p] < 0) return lr_fail(err, LR_ESTATE, "the KV slot of position %d holds nothing", p);
     }
     memset(logits, 0, (size_t)n_vocab * sizeof *logits);
     if (s->cfg.next(s->cfg.user, s->gather, pos + 1, logits) == 0) return 0;
