@@ -1,10 +1,11 @@
-/* bench_attn.c - speed of attention: prefill in GFLOP/s and as a share of this core's measured multiply-add peak, decode
- * in GB/s of keys and values read; then the vocabulary and row kernels. One thread, one JSON line a figure.
+/* bench_attn.c - speed of attention: prefill in GFLOP/s and as a share of this core's measured multiply-add peak,
+ * decode in GB/s of keys and values read; then the vocabulary and row kernels. One thread, one JSON line a figure.
  *
  *   bench_attn [scalar|avx2|avx512]       (default: the best this machine has)
  *
  * The peak is that of the same table's vector width. A prefill counts 4 * D flops for each (row, position, head) that
- * is seen. Decode runs over many sequences in turn, so that keys and values come from memory, not from cache.
+ * is seen. Decode runs over many sequences in turn (192 MB, in huge pages, blocks scattered), so that keys and values
+ * come from memory, not from cache; the median sequence counts.
  */
 #include "backend/backend.h"
 #include "base/mem.h"
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <time.h>
 
 static double now(void) /* this thread's processor time: a busy machine distorts it less */
@@ -38,7 +40,7 @@ static double now(void) /* this thread's processor time: a busy machine distorts
                                  :                                                                                     \
                                  : "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9");    \
             }                                                                                                          \
-            double f = 200000.0 * 10 * (lanes) * 2 / (now() - t) * 1e-9;                                               \
+            double f = 200000.0 * 10 * (lanes)*2 / (now() - t) * 1e-9;                                                 \
             if (f > best) best = f;                                                                                    \
         }                                                                                                              \
         return best;                                                                                                   \
@@ -57,12 +59,21 @@ typedef struct pool {
     int32_t *table;
 } pool;
 
+/* Blocks lie anywhere in the pool: with small pages much of decode would be spent on address translation. */
+static void huge_pages(char *p, size_t n)
+{
+    uintptr_t a = ((uintptr_t)p + 4095) & ~(uintptr_t)4095, e = ((uintptr_t)p + n) & ~(uintptr_t)4095;
+    if (e > a) madvise((void *)a, e - a, MADV_HUGEPAGE);
+}
+
 static pool pool_new(int n, int heads, int dim, int type, int bs)
 {
     pool p = {.n = n, .heads = heads, .dim = dim, .type = type, .bs = bs, .blocks = (n + bs - 1) / bs};
     p.stride = (lr_cpu_kv_bytes(type, heads, dim, bs) + 63) / 64 * 64;
     p.k = lr_alloc_aligned(p.stride * p.blocks);
     p.v = lr_alloc_aligned(p.stride * p.blocks);
+    huge_pages(p.k, p.stride * p.blocks);
+    huge_pages(p.v, p.stride * p.blocks);
     p.table = malloc(sizeof(int32_t) * p.blocks);
     float *x = malloc(sizeof(float) * heads * dim);
     for (int i = 0; i < p.blocks; i++) p.table[i] = (int)((long)i * 7919 % p.blocks);
@@ -85,9 +96,20 @@ static void pool_free(pool *p)
 static lr_attn_task task(const pool *p, int group, const float *q, float *out)
 {
     size_t w = (size_t)p->heads * group * p->dim;
-    return (lr_attn_task){.q = q, .q_stride = w, .out = out, .out_stride = w, .n_group = group, .head_dim = p->dim,
-                          .n_kv_heads = p->heads, .scale = 0.1f, .kv_type = p->type, .block_size = p->bs,
-                          .table = p->table, .k = p->k, .v = p->v, .block_stride = p->stride};
+    return (lr_attn_task){.q = q,
+                          .q_stride = w,
+                          .out = out,
+                          .out_stride = w,
+                          .n_group = group,
+                          .head_dim = p->dim,
+                          .n_kv_heads = p->heads,
+                          .scale = 0.1f,
+                          .kv_type = p->type,
+                          .block_size = p->bs,
+                          .table = p->table,
+                          .k = p->k,
+                          .v = p->v,
+                          .block_stride = p->stride};
 }
 
 static void prefill(int heads, int group, int dim, int rows, int type, int bs, int window)
@@ -99,11 +121,12 @@ static void prefill(int heads, int group, int dim, int rows, int type, int bs, i
     void *scratch = lr_alloc_aligned(lr_cpu_attn_scratch(group, dim, LR_ATTN_ROWS));
     double best = 1e9, pairs = 0;
     for (int r = 0; r < rows; r++) pairs += window && r >= window ? window : r + 1;
-    for (int rep = 0; rep < 7; rep++) {
+    for (int rep = 0; rep < 12; rep++) {
         double t0 = now();
         for (int h = 0; h < heads; h++) {
             for (int r = 0; r < rows; r += LR_ATTN_ROWS) {
-                lr_attn_task t = task(&p, group, q + (size_t)r * heads * group * dim, out + (size_t)r * heads * group * dim);
+                lr_attn_task t =
+                    task(&p, group, q + (size_t)r * heads * group * dim, out + (size_t)r * heads * group * dim);
                 t.n_rows = rows - r < LR_ATTN_ROWS ? rows - r : LR_ATTN_ROWS;
                 t.pos = r;
                 t.kv_head = h;
@@ -115,18 +138,26 @@ static void prefill(int heads, int group, int dim, int rows, int type, int bs, i
         if (s < best) best = s;
     }
     double gf = pairs * heads * group * dim * 4 / best * 1e-9;
-    printf("{\"bench\":\"prefill\",\"isa\":\"%s\",\"heads\":%d,\"kv_heads\":%d,\"head_dim\":%d,\"rows\":%d,\"type\":\"%s\","
+    printf("{\"bench\":\"prefill\",\"isa\":\"%s\",\"heads\":%d,\"kv_heads\":%d,\"head_dim\":%d,\"rows\":%d,\"type\":\"%"
+           "s\","
            "\"block\":%d,\"window\":%d,\"ms\":%.3f,\"gflops\":%.1f,\"peak_share\":%.3f}\n",
-           kern->name, heads * group, heads, dim, rows, lr_dtype_name(type), bs, window, best * 1e3, gf, peak ? gf / peak : 0);
+           kern->name, heads * group, heads, dim, rows, lr_dtype_name(type), bs, window, best * 1e3, gf,
+           peak ? gf / peak : 0);
     lr_free_aligned(q);
     lr_free_aligned(out);
     lr_free_aligned(scratch);
     pool_free(&p);
 }
 
+static int ascending(const void *a, const void *b)
+{
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
 static void decode(int heads, int group, int dim, int ctx, int type, int bs)
 {
-    size_t row = lr_cpu_kv_bytes(type, heads, dim, bs) * 2 / bs, total = (size_t)96 << 20;
+    size_t row = lr_cpu_kv_bytes(type, heads, dim, bs) * 2 / bs, total = (size_t)192 << 20;
     int seqs = (int)(total / (row * ctx)) + 1;
     ctx = ctx / bs * bs;
     pool p = pool_new(seqs * ctx, heads, dim, type, bs);
@@ -134,26 +165,27 @@ static void decode(int heads, int group, int dim, int ctx, int type, int bs)
     float *q = lr_alloc_aligned(n * 4), *out = lr_alloc_aligned(n * 4);
     for (size_t i = 0; i < n; i++) q[i] = (float)(i * 37 % 97) / 48 - 1;
     void *scratch = lr_alloc_aligned(lr_cpu_attn_scratch(group, dim, LR_ATTN_ROWS));
-    double best = 1e9;
-    for (int rep = 0; rep < 3; rep++) {
+    double *took = malloc(sizeof(double) * (size_t)seqs);
+    for (int s = 0; s < seqs; s++) {
         double t0 = now();
-        for (int s = 0; s < seqs; s++) {
-            for (int h = 0; h < heads; h++) {
-                lr_attn_task t = task(&p, group, q, out);
-                t.n_rows = 1;
-                t.pos = ctx - 1;
-                t.kv_head = h;
-                t.table = p.table + s * (ctx / bs);
-                kern->attn(&t, scratch);
-            }
+        for (int h = 0; h < heads; h++) {
+            lr_attn_task t = task(&p, group, q, out);
+            t.n_rows = 1;
+            t.pos = ctx - 1;
+            t.kv_head = h;
+            t.table = p.table + s * (ctx / bs);
+            kern->attn(&t, scratch);
         }
-        double s = now() - t0;
-        if (s < best) best = s;
+        took[s] = now() - t0;
     }
-    printf("{\"bench\":\"decode\",\"isa\":\"%s\",\"heads\":%d,\"kv_heads\":%d,\"head_dim\":%d,\"context\":%d,\"type\":\"%s\","
+    qsort(took, (size_t)seqs, sizeof *took, ascending);
+    double mid = took[seqs / 2];
+    printf("{\"bench\":\"decode\",\"isa\":\"%s\",\"heads\":%d,\"kv_heads\":%d,\"head_dim\":%d,\"context\":%d,\"type\":"
+           "\"%s\","
            "\"block\":%d,\"us\":%.2f,\"gbs\":%.2f}\n",
-           kern->name, heads * group, heads, dim, ctx, lr_dtype_name(type), bs, best / seqs * 1e6,
-           (double)row * ctx * seqs / best * 1e-9);
+           kern->name, heads * group, heads, dim, ctx, lr_dtype_name(type), bs, mid * 1e6,
+           (double)row * ctx / mid * 1e-9);
+    free(took);
     lr_free_aligned(q);
     lr_free_aligned(out);
     lr_free_aligned(scratch);
@@ -225,7 +257,8 @@ int main(int argc, char **argv)
 {
     static lr_cpu_kernels all[3] = {{.name = "scalar"}, {.name = "avx2"}, {.name = "avx512"}};
     int pick = 0;
-    for (int i = 0; i < 3; i++) lr_rows_fill_scalar(&all[i]), lr_attn_fill_scalar(&all[i]), lr_vocab_fill_scalar(&all[i]);
+    for (int i = 0; i < 3; i++)
+        lr_rows_fill_scalar(&all[i]), lr_attn_fill_scalar(&all[i]), lr_vocab_fill_scalar(&all[i]);
 #ifdef __x86_64__
     lr_rows_fill_avx2(&all[1]), lr_attn_fill_avx2(&all[1]), lr_vocab_fill_avx2(&all[1]);
     lr_rows_fill_avx512(&all[2]), lr_attn_fill_avx512(&all[2]), lr_vocab_fill_avx512(&all[2]);
