@@ -28,23 +28,23 @@ typedef enum lr_preempt_how { LR_PREEMPT_RECOMPUTE, LR_PREEMPT_SWAP } lr_preempt
 
 /* Start from lr_engine_defaults(). 0 in a size field means its default. */
 typedef struct lr_engine_config {
-    int max_batch_tokens;  /* rows a step; 512 */
-    int max_seqs;          /* requests running at once; 64 */
-    int max_waiting;       /* requests queued at once; 65536 */
-    int chunk;             /* most prompt rows of one request in a step; max_batch_tokens */
-    int block_size;        /* token slots a KV block, 1..256; 16 */
+    int max_batch_tokens;        /* rows a step; 512 */
+    int max_seqs;                /* requests running at once; 64 */
+    int max_waiting;             /* requests queued at once; 65536 */
+    int chunk;                   /* most prompt rows of one request in a step; max_batch_tokens */
+    int block_size;              /* token slots a KV block, 1..256; 16 */
     int kv_blocks[LR_KV_GROUPS]; /* 0 = by kv_bytes / kv_fraction */
-    size_t kv_bytes;       /* for all groups together; 0 = by kv_fraction */
-    double kv_fraction;    /* of the memory that is available now; 0 = one context, up to four of them in 16384 tokens,
-                              but at most 0.4 of the memory */
-    int kv_type;           /* lr_dtype; LR_F16 */
-    int context;           /* longest sequence; 0 = the model's */
-    bool prefix_cache;     /* true */
-    int max_pinned;        /* blocks (group 0) that pinned sequences may hold; 0 = half the pool */
+    size_t kv_bytes;             /* for all groups together; 0 = by kv_fraction */
+    double kv_fraction;     /* of the memory that is available now; 0 = one context, up to four of them in 16384 tokens,
+                               but at most 0.4 of the memory */
+    int kv_type;            /* lr_dtype; LR_F16 */
+    int context;            /* longest sequence; 0 = the model's */
+    bool prefix_cache;      /* true */
+    int max_pinned;         /* blocks (group 0) that pinned sequences may hold; 0 = half the pool */
     lr_preempt_how preempt; /* the default policy's choice; recompute */
-    size_t swap_bytes;     /* host memory for swapped-out sequences; 1 GiB; when full: recompute */
-    int patience;          /* steps in a row that a policy may leave runnable work lying; then the default runs; 8 */
-    int hash_bits;         /* test hook, see lr_kv_config */
+    size_t swap_bytes;      /* host memory for swapped-out sequences; 1 GiB; when full: recompute */
+    int patience;           /* steps in a row that a policy may leave runnable work lying; then the default runs; 8 */
+    int hash_bits;          /* test hook, see lr_kv_config */
     double (*now)(void *user); /* clock in seconds, for simulations and tests; NULL = monotonic time */
     void *now_user;
 } lr_engine_config;
@@ -61,14 +61,14 @@ lr_model *lr_engine_model(lr_engine *); /* borrowed */
 const lr_engine_config *lr_engine_get_config(const lr_engine *);
 
 typedef struct lr_engine_info {
-    int context;     /* longest sequence allowed: min(configured, model's, what the pool holds) */
+    int context; /* longest sequence allowed: min(configured, model's, what the pool holds) */
     int n_running, n_waiting, n_seqs;
     int n_groups, block_size;
     lr_kv_stats kv[LR_KV_GROUPS];
     size_t block_bytes[LR_KV_GROUPS];
-    int pinned;            /* blocks of pinned sequences, group 0 */
-    int slack;             /* token slots allocated but not filled, group 0, over all sequences */
-    size_t swapped;        /* bytes in host memory */
+    int pinned;     /* blocks of pinned sequences, group 0 */
+    int slack;      /* token slots allocated but not filled, group 0, over all sequences */
+    size_t swapped; /* bytes in host memory */
     uint64_t steps;
     size_t mem_weights, mem_kv, mem_work; /* bytes, see lr_model_ops.memory */
 } lr_engine_info;
@@ -117,7 +117,8 @@ void lr_seq_free(lr_seq *);
 /* A sequence with the same tokens that shares all blocks; a partly filled last block is copied when one of the two
  * writes to it. Also while a request is active on s. */
 int lr_seq_fork(lr_seq *s, lr_seq **out, lr_error *err);
-/* LR_EINVAL: an id outside the model's vocabulary; LR_EFULL: longer than the context; LR_ESTATE: a request is active. */
+/* LR_EINVAL: an id outside the model's vocabulary; LR_EFULL: longer than the context; LR_ESTATE: a request is active.
+ */
 int lr_seq_append(lr_seq *, const int32_t *tokens, size_t n, lr_error *err);
 /* Cuts to the first n tokens (n <= length). LR_ESTATE: a request is active. */
 int lr_seq_truncate(lr_seq *, size_t n, lr_error *err);
@@ -139,8 +140,8 @@ size_t lr_seq_peek_cached(const lr_seq *);
 
 /* Tokens and KV to a file, written whole or not at all; computes nothing. Restoring checks version, checksum and the
  * model's fingerprint: LR_EFORMAT (damaged), LR_EUNSUPPORTED (other version), LR_ESTATE (other model). If KV type or
- * block size differ, or the pool has no room, the sequence gets the tokens only and computes them again. What is restored
- * enters the prefix cache of cfg's namespace: a file from a stranger is to be given a salt of its own. */
+ * block size differ, or the pool has no room, the sequence gets the tokens only and computes them again. What is
+ * restored enters the prefix cache of cfg's namespace: a file from a stranger is to be given a salt of its own. */
 int lr_seq_save(lr_seq *, const char *path, lr_error *err);
 int lr_seq_restore(lr_engine *, const char *path, const lr_seq_config *cfg, lr_seq **out, lr_error *err);
 
@@ -154,7 +155,13 @@ typedef enum lr_req_kind {
 
 typedef enum lr_req_state { LR_REQ_WAITING, LR_REQ_RUNNING, LR_REQ_DONE, LR_REQ_FAILED, LR_REQ_CANCELLED } lr_req_state;
 
-typedef enum lr_finish { LR_FINISH_NONE, LR_FINISH_STOP, LR_FINISH_LENGTH, LR_FINISH_CANCELLED, LR_FINISH_ERROR } lr_finish;
+typedef enum lr_finish {
+    LR_FINISH_NONE,
+    LR_FINISH_STOP,
+    LR_FINISH_LENGTH,
+    LR_FINISH_CANCELLED,
+    LR_FINISH_ERROR
+} lr_finish;
 
 /* Restricts which tokens may come (a grammar). Called in a step; user is borrowed unless free is set. */
 typedef struct lr_constraint {
@@ -171,60 +178,60 @@ typedef struct lr_constraint {
 /* Start from lr_req_defaults(). Arrays and strings are copied. */
 typedef struct lr_req_params {
     lr_req_kind kind;
-    lr_sampler *sampler;  /* GENERATE: NULL = arg max. Ownership passes when lr_request_new succeeds */
-    int max_tokens;       /* GENERATE: -1 = to the end of the context */
-    const lr_str *stop;   /* stop strings; an empty one is LR_EINVAL */
+    lr_sampler *sampler; /* GENERATE: NULL = arg max. Ownership passes when lr_request_new succeeds */
+    int max_tokens;      /* GENERATE: -1 = to the end of the context */
+    const lr_str *stop;  /* stop strings; an empty one is LR_EINVAL */
     size_t n_stop;
     const int32_t *stop_ids; /* end tokens besides the vocabulary's own */
     size_t n_stop_ids;
-    bool ignore_eos;      /* the vocabulary's end-of-generation tokens are taken like others */
-    bool special;         /* control tokens show their names in the text */
-    int n_top;            /* GENERATE, SCORE: -1 = no log-probabilities; 0..64 = log-probability and that many best.
-                             SCORE always gives the log-probability */
-    int score_from;       /* SCORE: first position to score, 1 .. len - 1 */
+    bool ignore_eos; /* the vocabulary's end-of-generation tokens are taken like others */
+    bool special;    /* control tokens show their names in the text */
+    int n_top;       /* GENERATE, SCORE: -1 = no log-probabilities; 0..64 = log-probability and that many best.
+                        SCORE always gives the log-probability */
+    int score_from;  /* SCORE: first position to score, 1 .. len - 1 */
     const lr_constraint *constraint; /* GENERATE: NULL = none; copied; ownership of user as the sampler's */
-    int priority;         /* larger is more urgent (priority policy) */
-    double deadline;      /* seconds on the engine's clock; INFINITY = none (policies look at it) */
-    lr_str tenant;        /* at most 63 bytes */
+    int priority;                    /* larger is more urgent (priority policy) */
+    double deadline;                 /* seconds on the engine's clock; INFINITY = none (policies look at it) */
+    lr_str tenant;                   /* at most 63 bytes */
     uint64_t tag;
     void *user;
-    bool free_seq;        /* the sequence goes with the request: freed when that ends (on failure of lr_request_new it
-                             stays the caller's) */
+    bool free_seq; /* the sequence goes with the request: freed when that ends (on failure of lr_request_new it
+                      stays the caller's) */
 } lr_req_params;
 
 lr_req_params lr_req_defaults(lr_req_kind kind);
 
 /* Read at any time; live until lr_request_free. Times are seconds on the engine's clock, 0 = not yet. */
 typedef struct lr_req_info {
-    uint64_t id;         /* 1, 2, ... per engine */
+    uint64_t id; /* 1, 2, ... per engine */
     lr_req_kind kind;
     lr_req_state state;
     lr_finish finish;
-    lr_error error;      /* when failed */
+    lr_error error; /* when failed */
     int priority;
     double deadline;
     char tenant[64];
     uint64_t tag;
     void *user;
-    lr_seq *seq;         /* NULL once it is gone */
+    lr_seq *seq;                                       /* NULL once it is gone */
     double t_arrival, t_start, t_first, t_last, t_end; /* submitted, first scheduled, first and last token, ended */
-    double t_queued;     /* seconds spent in the waiting list in all */
-    int n_prompt;        /* tokens of the sequence at submission */
-    int n_cached;        /* of these, how many needed no computing when it was first scheduled */
-    int n_computed;      /* rows computed for it so far, repeats included */
-    int n_generated;     /* tokens drawn, an end token included */
-    int max_tokens;      /* limit in force (the context counted in) */
-    int n_pending;       /* tokens to be computed before the next logits */
+    double t_queued;                                   /* seconds spent in the waiting list in all */
+    int n_prompt;                                      /* tokens of the sequence at submission */
+    int n_cached;    /* of these, how many needed no computing when it was first scheduled */
+    int n_computed;  /* rows computed for it so far, repeats included */
+    int n_generated; /* tokens drawn, an end token included */
+    int max_tokens;  /* limit in force (the context counted in) */
+    int n_pending;   /* tokens to be computed before the next logits */
     int n_preempted;
     double block_seconds; /* integral of blocks held over step time */
-    int32_t stop_token;  /* end token that finished it, -1; it is not appended to the sequence */
-    int stop_string;     /* index of the stop string that finished it, -1 */
+    int32_t stop_token;   /* end token that finished it, -1; it is not appended to the sequence */
+    int stop_string;      /* index of the stop string that finished it, -1 */
 } lr_req_info;
 
 /* A drawn (GENERATE) or scored (SCORE) token. */
 typedef struct lr_token_rec {
     int32_t id;
-    float logprob;     /* NaN when not wanted */
+    float logprob;          /* NaN when not wanted */
     uint32_t raw_at, raw_n; /* byte range in the raw text of all records' pieces */
 } lr_token_rec;
 

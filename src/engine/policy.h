@@ -5,8 +5,8 @@
  * that is not there any more) is refused. Hooks run inside a step: see engine.h for what they may call.
  *
  * The built-in rule: decodes first, in order of arrival; then prompts in order of arrival, each getting at most half of
- * what is left of the budget as long as others wait (so that a short prompt gets by a long one), and what remains in the
- * same order; new requests start while their whole prompt fits. When blocks run out the youngest request yields.
+ * what is left of the budget as long as others wait (so that a short prompt gets by a long one), and what remains in
+ * the same order; new requests start while their whole prompt fits. When blocks run out the youngest request yields.
  */
 #ifndef LR_ENGINE_POLICY_H
 #define LR_ENGINE_POLICY_H
@@ -17,7 +17,8 @@ typedef struct lr_step lr_step; /* one step being put together; valid inside a h
 typedef struct lr_policy {
     const char *name;
     void *user;
-    /* A new request: 0 = take it (priority and deadline may be changed), 1 = refuse it with err filled. Default: take. */
+    /* A new request: 0 = take it (priority and deadline may be changed), 1 = refuse it with err filled. Default: take.
+     */
     int (*admit)(void *user, lr_request *req, lr_error *err);
     /* Fills the step with lr_step_run. Default: see above. */
     int (*schedule)(void *user, lr_step *step);
@@ -38,14 +39,15 @@ typedef struct lr_policy {
 int lr_engine_set_policy(lr_engine *, const lr_policy *, lr_error *err);
 const char *lr_engine_policy_name(const lr_engine *);
 
-/* The lists as they stood when the step began, in order of arrival. An entry that left the list in this step is NULL. */
+/* The lists as they stood when the step began, in order of arrival. An entry that left the list in this step is NULL.
+ */
 int lr_step_n_waiting(const lr_step *);
 lr_request *lr_step_waiting(const lr_step *, int i);
 int lr_step_n_running(const lr_step *);
 lr_request *lr_step_running(const lr_step *, int i);
-int lr_step_budget(const lr_step *);             /* rows left */
-int lr_step_slots(const lr_step *);              /* requests that may still start */
-int lr_step_blocks(const lr_step *, int group);  /* blocks free or evictable */
+int lr_step_budget(const lr_step *);            /* rows left */
+int lr_step_slots(const lr_step *);             /* requests that may still start */
+int lr_step_blocks(const lr_step *, int group); /* blocks free or evictable */
 int lr_step_block_size(const lr_step *);
 double lr_step_now(const lr_step *);
 lr_engine *lr_step_engine(const lr_step *);

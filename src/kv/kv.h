@@ -41,7 +41,7 @@ typedef struct lr_kv_leaf {
 typedef struct lr_kv_mover {
     void *user;
     void (*copy)(void *user, int group, int dst, int src);
-    void (*read)(void *user, int group, int block, void *dst);        /* block_bytes[group] bytes */
+    void (*read)(void *user, int group, int block, void *dst); /* block_bytes[group] bytes */
     void (*write)(void *user, int group, int block, const void *src);
     size_t block_bytes[LR_KV_GROUPS];
 } lr_kv_mover;
@@ -72,7 +72,8 @@ void lr_kv_get_stats(const lr_kv *, int group, lr_kv_stats *);
 int lr_kv_available(const lr_kv *, int group);
 /* The time that blocks are stamped with. */
 void lr_kv_set_time(lr_kv *, double now);
-/* Lowest score is evicted first; NaN or NULL fn = least recently used. Asked about leaves of groups without a window. */
+/* Lowest score is evicted first; NaN or NULL fn = least recently used. Asked about leaves of groups without a window.
+ */
 void lr_kv_set_score(lr_kv *, double (*fn)(void *user, const lr_kv_leaf *leaf), void *user);
 /* Forgets every cached block that no table holds. */
 void lr_kv_drop_cached(lr_kv *);
@@ -91,9 +92,9 @@ typedef struct lr_kv_table {
     int n[LR_KV_GROUPS];          /* entries in use; they may reach past `computed` (room for a coming batch) */
     int first[LR_KV_GROUPS];      /* entries below are -1 */
     int cap;
-    int computed;    /* leading tokens with valid KV */
-    int n_indexed;   /* leading full blocks that the index knows */
-    uint64_t tag;    /* copied to the index nodes that the table makes or takes up */
+    int computed;     /* leading tokens with valid KV */
+    int n_indexed;    /* leading full blocks that the index knows */
+    uint64_t tag;     /* copied to the index nodes that the table makes or takes up */
     lr_kv_node *tail; /* node of block n_indexed - 1 (the space's root if 0) */
     lr_kv_space *space;
     struct lr_kv_table *prev, *next; /* all tables of the pool */
@@ -110,8 +111,8 @@ int lr_kv_table_reserve(lr_kv *, lr_kv_table *, int n_tokens, lr_error *err);
 /* dst (initialised, empty) becomes a copy of src that shares all its blocks. */
 int lr_kv_table_fork(lr_kv *, lr_kv_table *dst, const lr_kv_table *src, lr_error *err);
 /* Takes up blocks that the index knows for tokens[computed..], at most so that computed <= limit (<= tokens at hand);
- * whole blocks, and the matching part of one more by copying. A length counts as a hit only if every group has all that a
- * row at that length looks at. Needs lr_kv_table_reserve(limit). Returns the tokens gained. */
+ * whole blocks, and the matching part of one more by copying. A length counts as a hit only if every group has all that
+ * a row at that length looks at. Needs lr_kv_table_reserve(limit). Returns the tokens gained. */
 int lr_kv_table_match(lr_kv *, lr_kv_table *, const int32_t *tokens, int limit);
 /* What match would give for an empty table (whole blocks only), changing nothing. held: blocks of it in group 0 that
  * tables hold now (they take nothing from lr_kv_available); may be NULL. */
