@@ -462,14 +462,20 @@ static void test_kv_put_bytes(void **state)
 
 int main(void)
 {
-    static lr_cpu_kernels all[3] = {{.name = "scalar"}, {.name = "avx2"}, {.name = "avx512"}};
+    static lr_cpu_kernels all[3] = {{.name = "scalar"}};
     bool has[3] = {true, false, false};
     lr_attn_fill_scalar(&all[0]);
-#ifdef __x86_64__
+#if defined(__x86_64__)
+    all[1].name = "avx2";
+    all[2].name = "avx512";
     lr_attn_fill_avx2(&all[1]);
     lr_attn_fill_avx512(&all[2]);
     has[1] = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     has[2] = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq");
+#elif defined(__aarch64__)
+    all[1].name = "neon";
+    lr_attn_fill_neon(&all[1]);
+    has[1] = true;
 #endif
     for (int i = 0; i < 3; i++) {
         if (has[i]) tables[n_tables++] = all[i];
