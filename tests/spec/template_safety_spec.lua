@@ -5,6 +5,7 @@ local T = require "llmrun.template"
 local builtin = require "llmrun.template.builtin"
 
 local DIR = "tests/data/template/"
+local SLOWER = os.getenv "LLMRUN_TEST_SANITIZE" and 20 or 1
 
 local function read(name)
     local f = assert(io.open(DIR .. name, "rb"))
@@ -200,14 +201,18 @@ end)
 describe("template limits", function()
     local hostile = {
         "{{ lipsum.__globals__ }}",
+        "{% for i in range(1000000000) %}x{% endfor %}",
+        "{{ 'x' * 10000000000 }}",
+        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+        "{% include '/etc/hostname' %}",
+        "{{ " .. ("("):rep(50000),
+        "{{ " .. ("("):rep(50000) .. "1" .. (")"):rep(50000) .. " }}",
         "{{ cycler.__init__.__globals__ }}",
         "{{ ''.__class__.__mro__ }}",
-        "{% for i in range(1000000000) %}x{% endfor %}",
         "{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}",
         "{% for i in range(100000) %}{% for j in range(100000) %}{% endfor %}{% endfor %}",
         "{% for i in range(100000) %}{% for j in range(100000) %}{% if 1 > 2 %}{{ i * j }}{% endif %}{% endfor %}"
             .. "{% endfor %}",
-        "{{ 'x' * 10000000000 }}",
         "{{ [0] * 10000000000 }}",
         "{% set ns = namespace(s='ab') %}{% for i in range(100) %}{% set ns.s = ns.s + ns.s %}{% endfor %}{{ ns.s }}",
         "{% set ns = namespace(s='ab') %}"
@@ -220,7 +225,6 @@ describe("template limits", function()
             .. "{% set ns.m = [ns.m, ns.m] %}{% endfor %}{{ ns.l == ns.m }}",
         "{% set l = [1] %}{{ l.append(l) }}{{ l }}",
         "{% set l = [1] %}{{ l.append(l) }}{{ l | tojson }}",
-        "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
         "{% macro f(n) %}{{ f(n) }}{{ f(n) }}{% endmacro %}{{ f(1) }}",
         "{% macro f(n) %}{% if n %}{{ f(n - 1) }}{{ f(n - 1) }}{% endif %}{% endmacro %}{{ f(100) }}",
         "{% for x in [1] recursive %}{{ loop([1]) }}{% endfor %}",
@@ -238,9 +242,6 @@ describe("template limits", function()
         "{% for i in range(1000) %}{{ ('ab ' * 2000000).split() | length }}{% endfor %}",
         "{% for i in range(100000) %}{{ (range(100000) | list | sort)[0] }}{% endfor %}",
         "{{ 9 ** 9 ** 9 ** 9 }}",
-        "{% include '/etc/hostname' %}",
-        "{{ " .. ("("):rep(50000),
-        "{{ " .. ("("):rep(50000) .. "1" .. (")"):rep(50000) .. " }}",
         "{{ " .. ("["):rep(50000) .. ("]"):rep(50000) .. " }}",
         "{{ " .. ("-"):rep(50000) .. "1 }}",
         "{{ " .. ("not "):rep(50000) .. "1 }}",
@@ -262,7 +263,7 @@ describe("template limits", function()
         ("{% raw %}"):rep(10000),
         ("{{ '"):rep(100000),
     }
-    for _, source in ipairs(hostile) do
+    for i, source in ipairs(hostile) do
         local name = #source > 90 and source:sub(1, 60) .. "... (" .. #source .. " bytes)" or source
         it("end " .. name:gsub("\n", "\\n") .. " with an error, soon", function()
             local before = os.clock()
@@ -276,12 +277,12 @@ describe("template limits", function()
             assert.matches("^hostile:%d+:%d+: .", err)
             assert.is_not.equal("internal", code)
             assert.is_true(#err < 1000)
-            assert.is_true(seconds < 1.5, ("took %.2f s"):format(seconds))
+            assert.is_true(seconds < (i <= 8 and 1 or 2.5) * SLOWER, ("took %.2f s"):format(seconds))
         end)
     end
 
     it("are those of the options", function()
-        local t = compile("{% for i in range(n) %}x{% endfor %}", { limits = { steps = 1000, output = 100 } })
+        local t = compile("{% for i in range(n) %}x{% endfor %}", { limits = { steps = 5000, output = 100 } })
         assert.equal(("x"):rep(50), t:render { n = 50 })
         local _, err, code = t:render { n = 200 }
         assert.equal("limit", code)
@@ -511,7 +512,7 @@ describe("template speed", function()
                 end
                 best = math.min(best, (os.clock() - before) / 10)
             end
-            assert.is_true(best < 0.002, ("%s: %.2f ms"):format(name, best * 1000))
+            assert.is_true(best < 0.002 * SLOWER, ("%s: %.2f ms"):format(name, best * 1000))
         end
     end)
 end)

@@ -497,7 +497,7 @@ local function loop_runner(scope, node)
     local other = node.other and block(scope, node.other)
     local with_loop = inner.used.loop or node.recursive
     local target_slot = node.target.k == "name" and inner.vars[node.target.id]
-    local cost = 1 + weight(node.body)
+    local cost = 4 + weight(node.body)
     -- the condition is tried item by item, unless the body may look ahead
     local lazy = cond and not with_loop
 
@@ -595,7 +595,7 @@ local function macro_maker(scope, node, name)
     local run = statements(inner, node.body)
     local code = {
         name = name, params = node.params, slots = slots, defaults = defaults, index = index, enter = enter, run = run,
-        cost = 20 + weight(node.body),
+        cost = 30 + weight(node.body),
     }
     for word, slot in pairs(extra) do
         code[word] = inner.used[word] and slot or nil

@@ -78,7 +78,7 @@ function compile.list(scope, node)
     local mt = value.List
     return function(f)
         local t = {}
-        charge(1 + n)
+        charge(6 + n)
         for i = 1, n do
             t[i] = items[i](f)
         end
@@ -91,7 +91,7 @@ function compile.tuple(scope, node)
     local mt = value.Tuple
     return function(f)
         local t = {}
-        charge(1 + n)
+        charge(6 + n)
         for i = 1, n do
             t[i] = items[i](f)
         end
@@ -104,7 +104,7 @@ function compile.dict(scope, node)
     local vals = values(scope, node.vals)
     return function(f)
         local d = value.dict({}, {}, true)
-        charge(1 + 2 * n)
+        charge(20 + 4 * n)
         for i = 1, n do
             value.dict_set(d, keys[i](f), vals[i](f))
         end

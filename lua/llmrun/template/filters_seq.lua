@@ -396,7 +396,7 @@ end
 define("map", {}, function(args, n, named, v)
     local items, count = items_of(v)
     local out = {}
-    charge(2 * count)
+    charge(10 + 2 * count)
     if n == 0 and named and named.attribute ~= nil then
         local get = getter(named.attribute, named.default)
         for i = 1, count do

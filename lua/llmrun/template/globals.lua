@@ -46,7 +46,7 @@ define("range", { "start", "stop", "step" }, function(start, stop, step)
         raise("limit", "a range may have at most %d numbers", MAX_RANGE)
     end
     count = math.tointeger(count)
-    charge(1 + count)
+    charge(10 + count)
     local t = { start = start, stop = stop, step = step }
     for i = 1, count do
         t[i] = start + (i - 1) * step
@@ -60,6 +60,7 @@ local function new_dict(args, n, named)
         raise("type", "dict expected at most 1 argument, got %d", n)
     end
     local d = value.dict({}, {}, true)
+    charge(20)
     if n == 1 then
         methods.update(d, args[1])
     end

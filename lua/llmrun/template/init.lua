@@ -15,7 +15,8 @@
 -- that a user cannot close his turn and open another. Neighbouring segments still belong to one prompt: a tokenizer
 -- should merge across their borders what is not a special token. `x.role` and `x['role']` are literal if they are one
 -- of T.roles, so that templates may write '<|' + message.role + '|>'; any other role is data. Numbers and tojson are
--- data. The filters keep the distinction piece by piece (rope.lua).
+-- data. The filters keep the distinction piece by piece (rope.lua). The trusted variables must come from the model's
+-- file: a server must not let a request set them.
 --
 -- What is there: for (else, if, recursive, loop.*), break, continue, if, set (blocks, namespaces, tuples), macros,
 -- call, filter, with, raw, generation; all operators and tests; the filters and methods of filters.lua,

@@ -24,7 +24,6 @@ local fail = M.fail
 
 -- Patterns of what stands inside a tag -------------------------------------------------------------------------------
 
-local space = S " \t\n\v\f\r" ^ 0
 local digit = R "09"
 local digits = digit ^ 1 * (P "_" * digit ^ 1) ^ 0
 local exponent = S "eE" * S "+-" ^ -1 * digits
@@ -49,8 +48,6 @@ local token = Cc "float" * C(float) * Cp()
     + C(op) * Cc(false) * Cp()
 -- After "." a number is an index, never a float: a.0.1
 local index = Cc "int" * C(digits) * Cp()
-
-local skip_space = space * Cp()
 
 -- Literals -----------------------------------------------------------------------------------------------------------
 
@@ -142,7 +139,7 @@ function Lexer:inside(i, stop, opened)
     local src = self.src
     local depth, stack = 0, {}
     while true do
-        i = skip_space:match(src, i)
+        i = text.skip_space(src, i)
         if i > #src then
             fail(opened, "this %s has no end '%s'", stop == "}}" and "expression" or "block", stop)
         end
@@ -195,7 +192,7 @@ function Lexer:data(i, j, sign, strip_line, at_line_start)
         s = s:sub(a, b)
     elseif sign ~= "+" and strip_line then
         local line = s:match ".*\n()" or 1
-        if (line > 1 or at_line_start) and not s:find("[^ \t\v\f\r]", line) then
+        if (line > 1 or at_line_start) and text.skip_space(s, line) > #s then
             s = s:sub(1, line - 1)
         end
     end

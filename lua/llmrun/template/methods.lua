@@ -579,7 +579,7 @@ function M.items(d)
     for i = 1, n do
         keys[i] = value.tuple { keys[i], d[keys[i]] }
     end
-    charge(2 * n)
+    charge(8 * n)
     return keys, n
 end
 

@@ -226,7 +226,7 @@ local function eq_items(a, b, depth)
     if n ~= #b then
         return false
     end
-    charge(4 + 2 * n)
+    charge(8 + 3 * n)
     for i = 1, n do
         if not eq(a[i], b[i], depth) then
             return false

@@ -154,7 +154,7 @@ function repr(v, depth)
     end
     local f = by_kind[kind(v)]
     local s = f and f(v, depth) or "<" .. kind(v) .. ">"
-    charge_bytes(#s + 160)
+    charge_bytes(#s + 320)
     return s
 end
 M.repr = repr

@@ -76,7 +76,7 @@ function M.emit(text, literal)
     if bytes > S.max_bytes then
         raise("limit", "the output is over the limit of %d bytes", S.max_bytes)
     end
-    local left = S.left - 1 - size // 16
+    local left = S.left - 4 - size // 16
     S.left = left
     if left < 0 then
         raise("limit", "the template takes too many steps")

@@ -260,7 +260,7 @@ function M.words(s)
         for a, b in s:gmatch "()[^\t-\r\x1c-\x1f ]+()" do
             n = n + 1
             from[n], to[n] = a, b - 1
-            charge(8)
+            charge(12)
         end
         return from, to, n
     end

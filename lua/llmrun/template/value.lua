@@ -298,6 +298,7 @@ function M.iter(v)
         local list, n = text.chars(s)
         if type(v) ~= "string" then
             local cut, at = rope.cutter(v), 1
+            charge(10 * n)
             for i = 1, n do
                 local size = #list[i]
                 list[i] = cut(at, at + size - 1)
