@@ -108,11 +108,13 @@ VEC_INLINE void scores_block(const work *w, const step *s, int i0, size_t d0, si
         size_t at = 0;
         for (size_t d = d0; d < d1;) {
             size_t end = in == IN_Q8 && d1 - d > LR_KV_GROUP ? d + LR_KV_GROUP : d1; /* one scale till there */
-            UNROLL for (int c = 0; c < VEC_COLS && in == IN_Q8; c++)
-            {
-                int place = (g + c) * VW;
-                scale[c] =
-                    vf_load_f16(s->ks[place / LR_ATTN_TILE] + (d - d0) / LR_KV_GROUP * s->lds + place % LR_ATTN_TILE);
+            if (in == IN_Q8) {
+                const size_t group = (d - d0) / LR_KV_GROUP * s->lds;
+                UNROLL for (int c = 0; c < VEC_COLS; c++)
+                {
+                    int place = (g + c) * VW;
+                    scale[c] = vf_load_f16(s->ks[place / LR_ATTN_TILE] + group + place % LR_ATTN_TILE);
+                }
             }
             for (; d < end; d++, at += ldk) {
                 vf b[VEC_COLS];
