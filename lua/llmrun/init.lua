@@ -1,6 +1,8 @@
 --- require "llmrun": what programs use. See lua/README.md.
 
 local branch = require "llmrun.branch"
+local errors = require "llmrun.errors"
+local options = require "llmrun.options"
 
 ---@class llmrun
 local llm = {
@@ -12,6 +14,46 @@ local llm = {
     map = branch.map,
     sleep = branch.sleep,
     timeout = branch.timeout,
+    Error = errors.Error,
 }
+
+local load_options = {
+    device = "string", threads = "integer", isa = "string", compute = "string", arch = "string|function",
+    allow_unused = "boolean",
+}
+for k, v in pairs(require("llmrun.model").engine_options) do load_options[k] = v end
+
+--- Loads a model: a GGUF file, a folder with one, or a name that scripts/fetch_model knows.
+---   device ("auto", "cpu", "cuda:0"), threads (0 = all), compute ("fast", "f32": the exact reference path), isa
+---   arch: name, file or function of the layer graph; allow_unused: load although it leaves tensors unused
+---   ctx: longest sequence; kv = { memory = 0.9 | bytes, blocks = n | "auto", type = "f16", block_size = 16,
+---     prefix_cache = true }; max_batch_tokens, max_seqs, chunk, preempt, swap_bytes, max_pinned
+---   template: a chat template in place of the model's, Jinja text or a function
+---@param name string
+---@param opts? table
+---@return llmrun.Model
+function llm.load(name, opts)
+    if type(name) ~= "string" then errors.raise("llm.load", "a file or a model's name expected, got " .. type(name)) end
+    options.check("llm.load", opts, load_options, 2)
+    local o = {}
+    for k, v in pairs(opts or {}) do o[k] = v end
+    if o.device == "auto" then o.device = nil end
+    if o.compute == "fast" then o.compute = nil end
+    if o.compute and o.compute ~= "f32" then errors.raise("llm.load", "compute: \"fast\" or \"f32\" expected") end
+    local path = errors.check("llm.load", require("llmrun.catalog").find(name))
+    local core_model, info = errors.check("llm.load", require("llmrun.loader").open(path, o))
+    info.default_kv_type = o.compute == "f32" and "f32" or nil
+    return require("llmrun.model").new("llm.load", core_model, o, info)
+end
+
+--- A model whose tokens a function gives: see scripted.lua.
+function llm.scripted(opts) return require("llmrun.scripted").new(opts) end
+
+--- A chain of sampling stages: see sampler.lua.
+function llm.sampler(stages) return require("llmrun.sampler").new(stages) end
+
+--- Sets the seed from which those of later requests follow (each request without one gets its own).
+---@param n integer
+function llm.seed(n) require("llmrun.seeds").set(n) end
 
 return llm

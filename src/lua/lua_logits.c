@@ -19,7 +19,13 @@ typedef struct view {
     uint64_t made;
 } view;
 
-static const lr_cpu_kernels *kernels(void) { return lr_cpu_table(NULL); }
+/* Looking for the best table asks the processor, which is slow in a virtual machine. */
+static const lr_cpu_kernels *kernels(void)
+{
+    static const lr_cpu_kernels *best;
+    if (!best) best = lr_cpu_table(NULL);
+    return best;
+}
 
 static view *new_view(lua_State *L)
 {

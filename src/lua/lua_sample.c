@@ -418,6 +418,7 @@ static int sampler_probs(lua_State *L)
     int32_t *ids = lua_newuserdatauv(L, cap * (sizeof *ids + sizeof(float)), 0);
     float *p = (float *)(void *)(ids + cap);
     if (lr_sampler_probs(u->s, x, NULL, &c, ids, p, cap, &n, &err)) return lr_lua_fail(L, &err);
+    while (n > 1 && p[n - 1] == 0) n--; /* underflowed: can't be drawn */
     lr_lua_push_ids(L, ids, n);
     lua_createtable(L, (int)n, 0);
     for (size_t i = 0; i < n; i++) {

@@ -1,0 +1,185 @@
+--- A model with its engine: what llm.load and llm.scripted return.
+
+local core = require "llmrun.core"
+local errors = require "llmrun.errors"
+local options = require "llmrun.options"
+local chat = require "llmrun.chat"
+local runner = require "llmrun.runner"
+local session = require "llmrun.session"
+
+local M = {}
+
+---@class llmrun.Model
+local Model = {}
+Model.__index = Model
+
+--- Options of the engine that llm.load and llm.scripted take beside their own.
+M.engine_options = {
+    ctx = "integer", max_batch_tokens = "integer", max_seqs = "integer", max_waiting = "integer", chunk = "integer",
+    preempt = "string", swap_bytes = "integer", max_pinned = "integer", patience = "integer", kv = "table",
+    template = "string|function",
+}
+local kv_options = {
+    blocks = "integer|string|table", memory = "number", type = "string", block_size = "integer",
+    prefix_cache = "boolean", hash_bits = "integer",
+}
+
+local function engine_config(call, o, default_kv_type)
+    local kv = o.kv or {}
+    options.check(call .. ": kv", kv, kv_options, 3)
+    local blocks = kv.blocks
+    if type(blocks) == "string" then
+        if blocks ~= "auto" then
+            errors.raise(call, ("kv.blocks: a number or \"auto\" expected, got '%s'"):format(blocks))
+        end
+        blocks = nil
+    end
+    local c = {
+        context = o.ctx, max_batch_tokens = o.max_batch_tokens, max_seqs = o.max_seqs, max_waiting = o.max_waiting,
+        chunk = o.chunk, preempt = o.preempt, swap_bytes = o.swap_bytes, max_pinned = o.max_pinned,
+        patience = o.patience, kv_blocks = blocks, kv_type = kv.type or default_kv_type, block_size = kv.block_size,
+        prefix_cache = kv.prefix_cache, hash_bits = kv.hash_bits,
+    }
+    if kv.memory then
+        if kv.memory <= 0 then errors.raise(call, "kv.memory: a fraction below 1 or a number of bytes expected") end
+        if kv.memory < 1 then c.kv_fraction = kv.memory else c.kv_bytes = math.tointeger(kv.memory // 1) end
+    end
+    return c
+end
+
+--- Makes an engine for a core model, which it takes over.
+---@param call string
+---@param core_model any
+---@param o table options
+---@param info table { name, arch, vocab, chat_template, path, bytes, default_kv_type }
+function M.new(call, core_model, o, info)
+    local engine = errors.check(call, core.engine_new(core_model, engine_config(call, o, info.default_kv_type)))
+    local vocab = info.vocab
+    local self = setmetatable({ runner = runner.new(engine), engine = engine, vocab = vocab }, Model)
+    self.script = info.script
+    local made = engine:model_info()
+    local vi = vocab:info()
+    self.info = {
+        name = info.name or made.name, arch = info.arch, path = info.path, bytes = info.bytes, n_vocab = made.n_vocab,
+        n_ctx = made.n_ctx, ctx = engine:info().context, n_embd = made.n_embd, bos = vi.bos, eos = vi.eos, eog = vi.eog,
+        add_bos = vi.add_bos, windows = made.windows, backend = engine:info().backend,
+    }
+    self.chat = chat.new(call, o.template or info.chat_template, vocab, self.info.name)
+    return self
+end
+
+local function check_open(self, call)
+    if self.closed then errors.raise(call, "the model is closed", "state") end
+end
+
+local session_options = {
+    template = "string|function", tools = "table", vars = "table", salt = "string", tag = "integer",
+}
+
+--- A new session: a sequence of tokens with its KV, and perhaps a chat. Options: template (instead of the model's),
+--- tools and vars (for the template), salt (keeps its prefix cache apart), tag (for eviction policies).
+---@param opts? table
+---@return llmrun.Session
+function Model:session(opts)
+    check_open(self, "model:session")
+    options.check("model:session", opts, session_options, 2)
+    opts = opts or {}
+    local seq = errors.check("model:session", self.engine:seq { salt = opts.salt, tag = opts.tag })
+    local c = opts.template and chat.new("model:session", opts.template, self.vocab, self.info.name) or self.chat
+    return session.new(self, seq, c, opts)
+end
+
+--- A session that s:save wrote. Options as in session.
+function Model:restore(path, opts)
+    check_open(self, "model:restore")
+    options.check("model:restore", opts, session_options, 2)
+    opts = opts or {}
+    local seq = errors.check("model:restore", self.engine:restore(path, { salt = opts.salt, tag = opts.tag }))
+    local c = opts.template and chat.new("model:restore", opts.template, self.vocab, self.info.name) or self.chat
+    return session.new(self, seq, c, opts)
+end
+
+local tokenize_options = { special = "boolean", bos = "boolean" }
+
+--- Token ids of a text. special: names of special tokens in it count as such; bos: with what the model wants at a
+--- text's beginning and end.
+---@param text string
+---@param opts? { special?: boolean, bos?: boolean }
+---@return integer[]
+function Model:tokenize(text, opts)
+    check_open(self, "model:tokenize")
+    if type(text) ~= "string" then errors.raise("model:tokenize", "string expected, got " .. type(text)) end
+    options.check("model:tokenize", opts, tokenize_options, 2)
+    return (errors.check("model:tokenize", self.vocab:encode(text, opts)))
+end
+
+--- The text of token ids. special: control tokens show their names.
+---@param ids integer[]|integer
+---@param opts? { special?: boolean }
+---@return string
+function Model:detokenize(ids, opts)
+    check_open(self, "model:detokenize")
+    options.check("model:detokenize", opts, { special = "boolean" }, 2)
+    if math.type(ids) == "integer" then ids = { ids } end
+    if type(ids) ~= "table" then errors.raise("model:detokenize", "list of token ids expected, got " .. type(ids)) end
+    return (errors.check("model:detokenize", self.vocab:decode(ids, opts and opts.special or false)))
+end
+
+--- The prompt that the chat template makes of messages: its text and its ids. Options are the template's variables;
+--- add_generation_prompt is true unless given.
+---@param messages table[]
+---@param vars? table
+---@return string text, integer[] ids
+function Model:apply_template(messages, vars)
+    check_open(self, "model:apply_template")
+    if type(messages) ~= "table" then
+        errors.raise("model:apply_template", "list of messages expected, got " .. type(messages))
+    end
+    local all = { add_generation_prompt = true }
+    for k, v in pairs(vars or {}) do all[k] = v end
+    local segments = self.chat:segments("model:apply_template", messages, all)
+    return chat.text(segments), self.chat:encode("model:apply_template", segments)
+end
+
+--- Counters and histograms of the engine (see engine/metrics.h).
+function Model:metrics()
+    check_open(self, "model:metrics")
+    return self.engine:metrics()
+end
+
+--- The same as Prometheus text.
+function Model:prometheus()
+    check_open(self, "model:prometheus")
+    return (errors.check("model:prometheus", self.engine:prometheus(self.info.name)))
+end
+
+--- What runs now and what memory holds: see lua_engine.c, engine_info.
+function Model:stats()
+    check_open(self, "model:stats")
+    return self.engine:info()
+end
+
+--- Checks the engine's invariants; raises if one is broken. For tests.
+function Model:check()
+    check_open(self, "model:check")
+    return errors.check("model:check", self.engine:check())
+end
+
+--- Forgets cached prefixes that no session holds.
+function Model:drop_cached()
+    check_open(self, "model:drop_cached")
+    self.engine:drop_cached()
+end
+
+--- Ends its requests, frees its memory; its sessions are dead then.
+function Model:close()
+    if self.closed then return end
+    self.closed = true
+    self.runner:close()
+end
+
+Model.__close = Model.close
+
+function Model:__tostring() return ("llmrun model %s"):format(self.info.name) end
+
+return M

@@ -1,0 +1,107 @@
+--- An engine as a source of the run loop: steps it while it has requests, and wakes whoever waits for one.
+
+local loop = require "llmrun.loop"
+
+local M = {}
+
+--- Event bits, as in engine.h.
+M.START, M.TOKEN, M.TEXT, M.PREEMPT, M.DONE = 1, 2, 4, 8, 16
+
+---@class llmrun.Runner
+local Runner = {}
+Runner.__index = Runner
+
+--- A request at work.
+local Op = {}
+Op.__index = Op
+
+function M.new(core) return setmetatable({ core = core, ops = {}, keys = 0, active = false }, Runner) end
+
+function Runner:busy() return not self.closed and self.core:busy() > 0 end
+
+--- Ends all requests and the engine; whoever waits is woken.
+function Runner:close()
+    if self.closed then return end
+    for _, op in pairs(self.ops) do op.req:cancel() end
+    self:dispatch()
+    self.closed = true
+    loop.remove_source(self)
+    self.core:close()
+end
+
+function Runner:dispatch()
+    local ops, core = self.ops, self.core
+    local key, what = core:next_event()
+    while key do
+        local op = ops[key]
+        if op then
+            op.news = op.news | what
+            if what & M.DONE ~= 0 then
+                op.done = true
+                ops[key] = nil
+            end
+            local ticket = op.ticket
+            if ticket and (op.done or op.news & op.want ~= 0) then
+                op.ticket = nil
+                loop.fire(ticket)
+            end
+        end
+        key, what = core:next_event()
+    end
+end
+
+function Runner:step()
+    local rows, err = self.core:step()
+    if not rows then error("engine: " .. err, 0) end
+    self:dispatch()
+    if not self:busy() then
+        self.active = false
+        loop.remove_source(self)
+    end
+    return rows
+end
+
+--- Queues a request (see lua_request.c for the parameters). Op, or nil, text, code.
+---@param call string what waits for it, for errors
+function Runner:submit(call, seq, params)
+    loop.check_can_wait(call)
+    self.keys = self.keys + 1
+    params.key = self.keys
+    local req, err, code = self.core:request(seq, params)
+    if not req then return nil, err, code end
+    local op = setmetatable({ req = req, runner = self, key = self.keys, call = call, news = 0, want = 0 }, Op)
+    self.ops[op.key] = op
+    if not self.active then
+        self.active = true
+        loop.add_source(self)
+    end
+    return op
+end
+
+--- Waits until one of the events has happened since the last wait, or the request is done. If the waiting task is
+--- cancelled, so is the request.
+function Op:wait(want)
+    if not self.done and self.news & want == 0 then
+        self.want = want
+        self.ticket = loop.ticket()
+        loop.wait(self.ticket, self.call, function() self:close() end)
+    end
+    self.news = 0
+end
+
+--- Ends the request if it still runs; who waits for it gets what there is.
+function Op:cancel()
+    if self.closed or self.done then return end
+    self.req:cancel()
+    self.runner:dispatch()
+end
+
+--- Ends the request if it still runs, and lets go of its results.
+function Op:close()
+    if self.closed then return end
+    self.closed, self.done = true, true
+    self.runner.ops[self.key] = nil
+    if not self.runner.closed then self.req:close() end
+end
+
+return M

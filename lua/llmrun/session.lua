@@ -1,0 +1,418 @@
+--- Sessions: a sequence of tokens with its KV, as a chat or as plain text.
+---
+--- Messages (s:user, ...) are collected; gen renders them with the chat template, keeps the longest prefix of tokens
+--- that the session holds already, and computes the rest. What the model then says is the assistant's message. Between
+--- the beginning of an answer and the next message the assistant's turn is "open": s:append and token-level loops add
+--- to it.
+
+local errors = require "llmrun.errors"
+local options = require "llmrun.options"
+local runner = require "llmrun.runner"
+local sampler = require "llmrun.sampler"
+local seeds = require "llmrun.seeds"
+
+local M = {}
+
+---@class llmrun.Session
+---@field len integer tokens it holds
+---@field tokens integer[] a copy of them
+---@field text string their text
+---@field messages table[] the chat so far
+---@field result? table of the last gen or stream
+local Session = {}
+
+local properties = {
+    len = function(self) return self.seq:len() end,
+    tokens = function(self) return self.seq:tokens() end,
+    text = function(self) return (self.model.vocab:decode(self.seq:tokens(), false)) end,
+    computed = function(self) return self.seq:info().computed end,
+}
+
+function Session.__index(self, key)
+    local method = Session[key]
+    if method ~= nil then return method end
+    local get = properties[key]
+    if get then
+        if rawget(self, "closed") then errors.raise("s." .. key, "the session is closed", "state") end
+        return get(self)
+    end
+end
+
+function Session:__len() return self.len end
+function Session:__tostring()
+    return self.closed and "llmrun session (closed)" or ("llmrun session of %d tokens"):format(self.seq:len())
+end
+
+function M.new(model, seq, chat, opts)
+    return setmetatable({
+        model = model, seq = seq, chat = chat, messages = {}, tools = opts.tools, vars = opts.vars,
+        ends = setmetatable({}, { __mode = "k" }), -- message -> tokens up to its end, once it was rendered
+    }, Session)
+end
+
+local function ready(self, call)
+    if self.closed then errors.raise(call, "the session is closed", "state") end
+    if self.model.closed then errors.raise(call, "the model is closed", "state") end
+    if self.op then errors.raise(call, "the session is busy with another call; fork it, or wait", "state") end
+end
+
+--- Ends the assistant's open turn: what was added since becomes its message.
+local function close_turn(self)
+    local turn = self.turn
+    if not turn then return end
+    self.turn = nil
+    local ids = self.seq:tokens(turn.at + 1)
+    local text = turn.text or self.model.vocab:decode(ids, false)
+    self.messages[#self.messages + 1] = { role = "assistant", content = text }
+end
+
+--- Brings the tokens up to the messages, with the beginning of the assistant's turn.
+local function open_turn(self, call)
+    if self.turn or #self.messages == 0 then return end
+    local vars = { add_generation_prompt = true, tools = self.tools }
+    for k, v in pairs(self.vars or {}) do vars[k] = v end
+    local ids = self.chat:encode(call, self.chat:segments(call, self.messages, vars))
+    local common = self.seq:common(ids)
+    if common < self.seq:len() then errors.check(call, self.seq:truncate(common)) end
+    if common < #ids then errors.check(call, self.seq:append(table.move(ids, common + 1, #ids, 1, {}))) end
+    for _, m in ipairs(self.messages) do self.ends[m] = self.ends[m] or #ids end
+    self.turn = { at = #ids }
+end
+
+local roles = { system = true, user = true, assistant = true, tool = true }
+
+--- Adds a message of any form that the template knows: { role =, content =, ... }.
+---@param message table
+function Session:message(message)
+    ready(self, "s:message")
+    if type(message) ~= "table" or type(message.role) ~= "string" then
+        errors.raise("s:message", "a table with a role expected")
+    end
+    if #self.messages == 0 and not self.turn and self.seq:len() > 0 then
+        errors.raise("s:message", "the session holds plain text already; a chat begins with an empty session", "state")
+    end
+    close_turn(self)
+    self.messages[#self.messages + 1] = message
+    return self
+end
+
+for role in pairs(roles) do
+    Session[role] = function(self, content)
+        local call = "s:" .. role
+        ready(self, call)
+        if type(content) ~= "string" and type(content) ~= "table" then
+            errors.raise(call, ("text expected, got %s"):format(type(content)))
+        end
+        return self:message { role = role, content = content }
+    end
+end
+
+--- Adds tokens: a text, an id or a list of ids. In a chat they belong to the assistant's turn, which is opened if it is
+--- not yet. A text at the very beginning gets the BOS token that the model wants. Options: special (names of special
+--- tokens in the text count), bos (false: none).
+---@param what string|integer|integer[]
+---@param opts? { special?: boolean, bos?: boolean }
+function Session:append(what, opts)
+    ready(self, "s:append")
+    options.check("s:append", opts, { special = "boolean", bos = "boolean" }, 2)
+    open_turn(self, "s:append")
+    if type(what) == "string" then
+        local bos = self.seq:len() == 0 and not (opts and opts.bos == false)
+        what = errors.check("s:append", self.model.vocab:encode(what, { special = opts and opts.special, bos = bos }))
+    elseif math.type(what) ~= "integer" and type(what) ~= "table" then
+        errors.raise("s:append", ("text, token id or list of ids expected, got %s"):format(type(what)))
+    end
+    local ok, res, err, code = pcall(self.seq.append, self.seq, what)
+    if not ok then errors.raise("s:append", (res:gsub("^.-:%d+: ", ""))) end
+    errors.check("s:append", res, err, code)
+    if self.turn then self.turn.text = nil end
+    return self
+end
+
+-- Generating
+
+local gen_options = {
+    max_tokens = "integer", stop = "string|table", stop_ids = "table", ignore_eos = "boolean", special = "boolean",
+    logprobs = "boolean|integer", seed = "integer", priority = "integer", deadline = "number", tenant = "string",
+    tag = "integer", fault = "string|table",
+}
+for k, v in pairs(sampler.options) do gen_options[k] = v end
+
+local function stop_list(call, stop)
+    if stop == nil then return nil end
+    if type(stop) == "string" then stop = { stop } end
+    for i, s in ipairs(stop) do
+        if type(s) ~= "string" then errors.raise(call, ("stop[%d]: string expected, got %s"):format(i, type(s))) end
+        if s == "" then errors.raise(call, "stop: an empty string would end at once") end
+    end
+    return stop
+end
+
+local function start(self, call, o)
+    ready(self, call)
+    options.check(call, o, gen_options, 3)
+    o = o or {}
+    if o.max_tokens and o.max_tokens < 1 then errors.raise(call, "max_tokens must be at least 1") end
+    local stop = stop_list(call, o.stop)
+    local n_top = -1
+    if o.logprobs then n_top = o.logprobs == true and 0 or o.logprobs end
+    local seed = o.seed or seeds.next()
+    local stages = sampler.from_options(call, o, self.model.info.eog)
+    open_turn(self, call)
+    if self.seq:len() == 0 then errors.raise(call, "nothing to go on from: the session is empty", "state") end
+    local engine_now = o.deadline and self.model.engine:now() or 0
+    local ok, op, err, code = pcall(self.model.runner.submit, self.model.runner, call, self.seq, {
+        kind = "generate", stages = stages, seed = seed, max_tokens = o.max_tokens, stop = stop, stop_ids = o.stop_ids,
+        ignore_eos = o.ignore_eos, special = o.special, n_top = n_top, priority = o.priority,
+        deadline = o.deadline and engine_now + o.deadline, tenant = o.tenant, tag = o.tag,
+    })
+    if not ok then
+        if type(op) == "string" then op = op:gsub("^[^\n]-:%d+: ", "") end
+        errors.raise(call, (tostring(op):gsub("^" .. call:gsub("%p", "%%%0") .. ": ", "")))
+    end
+    errors.check(call, op, err, code)
+    if o.fault then
+        local f = type(o.fault) == "table" and o.fault or { o.fault }
+        op.req:inject(f[1], f[2] or 0)
+    end
+    op.seed, op.stop, op.from = seed, stop, self.seq:len()
+    self.op = op
+    return op
+end
+
+--- Text and position of each record of logprobs.
+local function logprob_list(self, req)
+    local list = req:logprobs()
+    for _, r in ipairs(list) do
+        r.text = self.model.vocab:piece(r.id)
+        for _, t in ipairs(r.top or {}) do t.text = self.model.vocab:piece(t.id) end
+    end
+    return list
+end
+
+local function make_result(self, op, info)
+    local req = op.req
+    local r = {
+        text = req:text(), tokens = req:tokens(), finish_reason = info.finish, seed = op.seed,
+        usage = {
+            prompt_tokens = info.n_prompt, cached_tokens = info.n_cached, completion_tokens = info.n_generated,
+            computed_tokens = info.n_computed,
+        },
+        timing = { queued = info.t_queued, total = info.t_end - info.t_arrival, preempted = info.n_preempted },
+    }
+    if info.stop_string >= 0 then r.stop = op.stop[info.stop_string + 1] end
+    if info.stop_token >= 0 then r.stop_token = info.stop_token end
+    if info.t_first > 0 then
+        r.timing.first_token = info.t_first - info.t_arrival
+        local n = info.n_generated - 1
+        if n > 0 and info.t_last > info.t_first then r.timing.tokens_per_second = n / (info.t_last - info.t_first) end
+    end
+    if op.logprobs then r.logprobs = logprob_list(self, req) end
+    return r
+end
+
+--- Ends the call: its result, with the assistant's message in its place; raises if the request failed.
+local function finish(self, call, op)
+    self.op = nil
+    if self.model.closed then errors.raise(call, "the model was closed meanwhile", "cancelled") end
+    if op.closed then errors.raise(call, "the session was closed meanwhile", "cancelled") end
+    local info = op.req:info()
+    if info.state == "failed" then
+        op:close()
+        self.turn = nil
+        local text = info.error
+        local why = self.model.script and self.model.script:last_error()
+        if why then text = text .. ": " .. why end
+        errors.raise(call, text, info.code)
+    end
+    local r = make_result(self, op, info)
+    op:close()
+    if self.turn then
+        local before = self.model.vocab:decode(self.seq:tokens(self.turn.at + 1, op.from), false)
+        self.turn.text = before .. r.text
+        close_turn(self)
+        self.ends[self.messages[#self.messages]] = self.seq:len()
+    end
+    self.result = r
+    return r
+end
+
+local function release(self, op)
+    if self.op == op then self.op = nil end
+    op:close()
+end
+
+--- Generates until a stop, and returns { text, tokens, finish_reason ("stop", "length", "cancelled"), stop, logprobs,
+--- usage = { prompt_tokens, cached_tokens, computed_tokens, completion_tokens }, timing = { queued, first_token, total,
+--- tokens_per_second }, seed }. Options: max_tokens, stop, stop_ids, ignore_eos, special, logprobs, seed, the sampling
+--- options (sampler.lua), priority, deadline (seconds from now), tenant, tag.
+---@param opts? table
+---@return table
+function Session:gen(opts)
+    local op = start(self, "s:gen", opts)
+    op.logprobs = opts and opts.logprobs
+    local guard <close> = setmetatable({}, { __close = function() release(self, op) end }) -- luacheck: ignore 211
+    op:wait(runner.DONE)
+    return finish(self, "s:gen", op)
+end
+
+--- As gen, piece by piece: for piece in s:stream{...} do ... end. Leaving the loop early ends the request; s.result has
+--- what gen would have returned.
+---@param opts? table
+function Session:stream(opts)
+    local op = start(self, "s:stream", opts)
+    op.logprobs = opts and opts.logprobs
+    local sent = 0
+    local function next_piece()
+        if self.op ~= op then return nil end
+        while true do
+            local done = op.done
+            local piece, n = op.req:text(sent)
+            if piece ~= "" then
+                sent = n
+                return piece
+            end
+            if done then
+                finish(self, "s:stream", op)
+                return nil
+            end
+            op:wait(runner.TEXT)
+            if op.closed then return nil end
+        end
+    end
+    local guard = setmetatable({}, {
+        __close = function()
+            if self.op ~= op then return end
+            op:cancel()
+            if not op.closed then finish(self, "s:stream", op) end
+            release(self, op)
+        end,
+    })
+    return next_piece, nil, nil, guard
+end
+
+--- Ends the call that another branch waits for in this session; it returns what there is, with finish_reason
+--- "cancelled". False if there is none.
+function Session:cancel()
+    if not self.op then return false end
+    self.op:cancel()
+    return true
+end
+
+-- Tokens
+
+--- Computes what is pending and gives the logits for the next token: a view that is dead once anything waits (see
+--- lua_logits.c: argmax, topk, get, softmax, logprob, entropy, sample, add, scale, mask, keep, copy).
+function Session:logits()
+    ready(self, "s:logits")
+    open_turn(self, "s:logits")
+    if self.seq:len() == 0 then errors.raise("s:logits", "the session is empty", "state") end
+    local op = errors.check("s:logits", self.model.runner:submit("s:logits", self.seq, { kind = "logits" }))
+    self.op = op
+    local guard <close> = setmetatable({}, { -- luacheck: ignore 211
+        __close = function()
+            if self.op == op then self.op = nil end
+        end,
+    })
+    op:wait(runner.DONE)
+    local info = op.req:info()
+    if info.state == "failed" then
+        local why = self.model.script and self.model.script:last_error()
+        errors.raise("s:logits", info.error .. (why and ": " .. why or ""), info.code)
+    end
+    return op.req:logits()
+end
+
+--- Log-probabilities of the session's own tokens from position `from` on (1-based; 2 or more): a list of { id, logprob,
+--- text }, and their sum. top = n adds the n best of each place.
+---@param opts? { from?: integer, top?: integer }
+function Session:score(opts)
+    ready(self, "s:score")
+    options.check("s:score", opts, { from = "integer", top = "integer" }, 2)
+    local from = opts and opts.from or 2
+    if from < 2 or from > self.seq:len() then
+        errors.raise("s:score", ("from = %d: 2 to the session's length (%d) expected"):format(from, self.seq:len()))
+    end
+    local op = errors.check("s:score", self.model.runner:submit("s:score", self.seq,
+        { kind = "score", score_from = from - 1, n_top = opts and opts.top or 0 }))
+    self.op = op
+    local guard <close> = setmetatable({}, { __close = function() release(self, op) end }) -- luacheck: ignore 211
+    op:wait(runner.DONE)
+    local info = op.req:info()
+    if info.state == "failed" then errors.raise("s:score", info.error, info.code) end
+    return logprob_list(self, op.req), (op.req:logprob_sum())
+end
+
+local function copy_chat(self, f)
+    f.messages = table.move(self.messages, 1, #self.messages, 1, {})
+    for m, e in pairs(self.ends) do f.ends[m] = e end
+    f.turn = self.turn and { at = self.turn.at, text = self.turn.text }
+end
+
+--- n sessions (1) that go on from here; they share the KV so far.
+---@param n? integer
+---@return llmrun.Session ...
+function Session:fork(n)
+    ready(self, "s:fork")
+    n = n or 1
+    if math.type(n) ~= "integer" or n < 1 then errors.raise("s:fork", "a number of forks expected, 1 or more") end
+    local forks = {}
+    for i = 1, n do
+        local seq = errors.check("s:fork", self.seq:fork())
+        forks[i] = M.new(self.model, seq, self.chat, self)
+        copy_chat(self, forks[i])
+    end
+    return table.unpack(forks)
+end
+
+--- Cuts the session to its first pos tokens; messages whose end is cut off go too. A negative pos counts from the end.
+---@param pos integer
+function Session:rewind(pos)
+    ready(self, "s:rewind")
+    local len = self.seq:len()
+    if math.type(pos) ~= "integer" then errors.raise("s:rewind", "a position (integer) expected, got " .. type(pos)) end
+    if pos < 0 then pos = len + pos end
+    if pos < 0 or pos > len then
+        errors.raise("s:rewind", ("position %d is outside the session (0 to %d)"):format(pos, len))
+    end
+    errors.check("s:rewind", self.seq:truncate(pos))
+    for i = #self.messages, 1, -1 do
+        local e = self.ends[self.messages[i]]
+        if e and e <= pos then break end
+        self.messages[i] = nil
+    end
+    if self.turn and self.turn.at > pos then self.turn = nil end
+    if self.turn then self.turn.text = nil end
+    return self
+end
+
+--- Keeps its blocks when memory runs short (on = false: no more).
+function Session:pin(on)
+    ready(self, "s:pin")
+    errors.check("s:pin", self.seq:pin(on ~= false))
+    return self
+end
+
+--- Writes tokens and KV to a file that model:restore reads.
+function Session:save(path)
+    ready(self, "s:save")
+    if type(path) ~= "string" then errors.raise("s:save", "a path expected, got " .. type(path)) end
+    errors.check("s:save", self.seq:save(path))
+    return self
+end
+
+--- Frees the session; what it computed may stay in the prefix cache. A call that waits in another branch is ended.
+function Session:close()
+    if self.closed then return end
+    self.closed = true
+    if self.op then
+        self.op:cancel() -- wakes who waits for it, with what there is
+        self.op:close()
+        self.op = nil
+    end
+    self.seq:close()
+end
+
+Session.__close = Session.close
+
+return M
