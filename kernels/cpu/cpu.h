@@ -16,14 +16,29 @@
 #define LR_QBLK 32   /* values of an activation block */
 #define LR_STRIP 16  /* output features that are packed together */
 
-/* Rows of activations, quantized: x[r][i] ~ scale[r][i / 32] * q[r][i]. k is a multiple of 32.
- * scale = max|x| / 127 of the block (0 for an all-zero block), q = round to nearest even, in -127..127. */
+/* Rows of activations as the products take them. k is a multiple of 32. Two forms:
+ *   8 bits   x[r][i] ~ scale[r][i / 32] * q[r][i]. scale = max|x| / 127 of the block (0 for an all-zero block), q = round to
+ *            nearest even, in -127..127. Every table takes it.
+ *   bf16     h, the same values rounded to bfloat16, with q, scale and sum16 unused. Tables whose `bf16` is set take it when
+ *            h is not NULL: many rows are then more than twice as fast, and the result is nearer to the exact one. */
 typedef struct lr_qact {
     int8_t *q;      /* (m, k) */
     float *scale;   /* (m, k/32) */
     int16_t *sum16; /* (m, k/16) sums of 16 consecutive q */
     int k;
+    uint16_t *h;    /* (m, k), or NULL */
 } lr_qact;
+
+/* The same rows, `at` values (a multiple of 32) further on. */
+static inline lr_qact lr_qact_at(lr_qact a, size_t at)
+{
+    if (a.h) a.h += at;
+    if (!a.q) return a;
+    a.q += at;
+    a.scale += at / 32;
+    a.sum16 += at / 16;
+    return a;
+}
 
 /* A weight matrix (n, k) ready for the product. `data` is the packed form, strips of LR_STRIP output features that lie
  * strip_bytes apart (64-byte aligned; the last strip is padded with zero weights), or, when packed is false, the file's
@@ -69,6 +84,7 @@ typedef struct lr_attn_task {
 typedef struct lr_cpu_kernels {
     const char *name; /* "scalar", "avx2", "avx512", "amx" */
     bool (*supported)(void); /* can this machine run it (cpuid, and the OS permission for AMX) */
+    bool bf16;               /* takes rows in bf16 (lr_qact.h); bits then differ from the 8-bit form's */
 
     /* ---- matrix product (gemm_*.c) ---- */
     /* Bytes of the packed form of a weight of `type`, or 0: this type is used as it lies in the file. All tables of a
@@ -77,7 +93,8 @@ typedef struct lr_cpu_kernels {
      * y + r*ldy + j for j < w->n only. qa: quantized rows; xf: the same rows in float (k values apart ldx), used by types
      * that are not integer. */
     void (*gemm)(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t ldx, int m, float *y, size_t ldy, int s0, int s1);
-    /* x (m, k) with row stride ldx -> qa rows 0..m-1, columns c0..c1-1 (multiples of 32). */
+    /* x (m, k) with row stride ldx -> qa rows 0..m-1, columns c0..c1-1 (multiples of 32); fills h if it is there and the
+     * table takes it, else the 8-bit form. */
     void (*quantize)(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1);
 
     /* ---- rows (rows_*.c): each works on one row ---- */

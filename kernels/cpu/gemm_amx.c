@@ -7,6 +7,7 @@
  * everywhere.
  */
 #include "cpu/gemm_avx512.h"
+#include "cpu/gemm_amx.h"
 
 /* Tile numbers: sums, activations, weights for two blocks in flight; then the same for a last tile of fewer rows. */
 #define C0 0
@@ -18,22 +19,16 @@
 #define CR 6
 #define AR 7
 
-typedef struct tile_config {
-    uint8_t palette, start, zero[14];
-    uint16_t colsb[16];
-    uint8_t rows[16];
-} tile_config;
-
 /* rest: rows of the last tile, 1..16. half: tiles of 16 k instead of 32. */
 static void configure(int rest, bool half)
 {
-    tile_config c = {.palette = 1};
+    lr_tile_config c = {.palette = 1};
     const int cols = half ? 16 : 32;
     for (int i = 0; i < 8; i++) {
         c.rows[i] = (uint8_t)(i == B0 || i == B1 ? cols / 4 : i == CR || i == AR ? rest : 16);
         c.colsb[i] = (uint16_t)(i == A0 || i == A1 || i == AR ? cols : 64);
     }
-    __asm__ volatile("ldtilecfg %0" ::"m"(c));
+    lr_tiles_load(&c);
 }
 
 typedef int32_t tile_sums[16][16] __attribute__((aligned(64)));
@@ -43,22 +38,22 @@ INLINE void sums_of(const bool half, const bool rest, const int8_t *q, size_t k,
 {
     if (rest) {
         for (int i = 0; i < (half ? 2 : 1); i++) {
-            _tile_loadd(AR, q + 16 * i, k);
-            _tile_loadd(B0, w + 256 * i, 64);
+            LR_TILE_LOAD(AR, q + 16 * i, k);
+            LR_TILE_LOAD(B0, w + 256 * i, 64);
             _tile_zero(CR);
             _tile_dpbssd(CR, AR, B0);
             _tile_stored(CR, out[i], 64);
         }
         return;
     }
-    _tile_loadd(A0, q, k);
-    _tile_loadd(B0, w, 64);
+    LR_TILE_LOAD(A0, q, k);
+    LR_TILE_LOAD(B0, w, 64);
     _tile_zero(C0);
     _tile_dpbssd(C0, A0, B0);
     _tile_stored(C0, out[0], 64);
     if (half) {
-        _tile_loadd(A1, q + 16, k);
-        _tile_loadd(B1, w + 256, 64);
+        LR_TILE_LOAD(A1, q + 16, k);
+        LR_TILE_LOAD(B1, w + 256, 64);
         _tile_zero(C1);
         _tile_dpbssd(C1, A1, B1);
         _tile_stored(C1, out[1], 64);
@@ -162,10 +157,25 @@ static void gemm(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t 
 {
     if (!w->packed)
         lr_gemm_plain_avx512(w, xf, ldx, m, y, ldy, s0, s1);
+    else if (qa->h)
+        lr_gemm_bf16_amx(w, qa, m, y, ldy, s0, s1);
     else if (m <= FEW)
         lr_gemm_few_avx512(w, qa, m, y, ldy, s0, s1);
     else if (s0 < s1)
         product(w, qa, m, y, ldy, s0, s1);
 }
 
-void lr_gemm_fill_amx(lr_cpu_kernels *k) { k->gemm = gemm; }
+static void quantize(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1)
+{
+    if (qa.h)
+        lr_quantize_bf16_amx(x, ldx, m, qa, c0, c1);
+    else
+        lr_quantize_avx512(x, ldx, m, qa, c0, c1);
+}
+
+void lr_gemm_fill_amx(lr_cpu_kernels *k)
+{
+    k->gemm = gemm;
+    k->quantize = quantize;
+    k->bf16 = true;
+}

@@ -1,6 +1,6 @@
 /* bench_gemm.c - speed of the matrix product: JSON lines, one a (table, type, shape, rows).
  *
- *   bench_gemm [-i isa] [-t threads] [-q type,type] [-s KxN,KxN] [-m rows,rows] [-c MiB] [-r repeats]
+ *   bench_gemm [-i isa] [-t threads] [-q type,type] [-s KxN,KxN] [-m rows,rows] [-c MiB] [-r repeats] [-e 1]
  *
  * Fields: gops (2 m n k operations over the best time, processor time of the slowest thread), gbs (packed bytes over
  * the best time), with -c MiB the weights are copies that together take that much memory, each call using the next one,
@@ -208,7 +208,7 @@ static void gemm_part(void *arg, int thread, int n)
 
 typedef struct options {
     const char *isa, *types, *shapes, *rows;
-    int threads, repeats;
+    int threads, repeats, eight; /* eight: 8-bit rows even where the table takes bf16 */
     size_t cold;
 } options;
 
@@ -234,7 +234,8 @@ static void bench(const options *o, const lr_cpu_kernels *t, int type, int k, in
     size_t copies = o->cold / one > 1 ? o->cold / one : 1;
     char *base = weights_new(type, k, n, copies, &j.w, &bytes);
     const size_t cells = (size_t)m * (size_t)k;
-    j.qa = (lr_qact){lr_alloc_aligned(cells), lr_alloc_aligned(cells / 8), lr_alloc_aligned(cells / 8), k};
+    j.qa = (lr_qact){lr_alloc_aligned(cells), lr_alloc_aligned(cells / 8), lr_alloc_aligned(cells / 8), k, NULL};
+    if (t->bf16 && !o->eight) j.qa.h = lr_alloc_aligned(cells * 2);
     float *x = lr_alloc_aligned(cells * 4);
     j.x = x;
     j.y = lr_alloc_aligned((size_t)m * (size_t)n * 4);
@@ -258,12 +259,13 @@ static void bench(const options *o, const lr_cpu_kernels *t, int type, int k, in
             best = s;
     }
     if (best > 1e8) best = total / calls;
-    printf("{\"isa\":\"%s\",\"type\":\"%s\",\"k\":%d,\"n\":%d,\"m\":%d,\"threads\":%d,\"us\":%.1f,\"gops\":%.0f,"
+    printf("{\"isa\":\"%s%s\",\"type\":\"%s\",\"k\":%d,\"n\":%d,\"m\":%d,\"threads\":%d,\"us\":%.1f,\"gops\":%.0f,"
            "\"gbs\":%.1f,\"quantize_us\":%.1f}\n",
-           t->name, lr_dtype_name(type), k, n, m, team.n, best * 1e6, 2e-9 * (double)m * (double)one / best,
-           1e-9 * (double)bytes / best, tq * 1e6);
+           t->name, j.qa.h ? " bf16" : "", lr_dtype_name(type), k, n, m, team.n, best * 1e6,
+           2e-9 * (double)m * (double)one / best, 1e-9 * (double)bytes / best, tq * 1e6);
     fflush(stdout);
     munmap(base, (bytes * copies + 8191) & ~(size_t)4095);
+    lr_free_aligned(j.qa.h);
     lr_free_aligned(j.qa.q);
     lr_free_aligned(j.qa.scale);
     lr_free_aligned(j.qa.sum16);
@@ -308,6 +310,9 @@ int main(int argc, char **argv)
             break;
         case 'r':
             o.repeats = atoi(v);
+            break;
+        case 'e':
+            o.eight = atoi(v);
             break;
         default:
             fprintf(stderr, "unknown option %s\n", argv[i]);

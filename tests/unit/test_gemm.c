@@ -130,10 +130,19 @@ static void matrix_free(matrix *a)
     lr_free_aligned(a->packed);
 }
 
-static lr_qact qact_new(int m, int k)
+/* Rows for a variant: bf16 or 8 bits. */
+static lr_qact qact_new(bool bf16, int m, int k)
 {
     size_t n = (size_t)m * (size_t)k;
-    return (lr_qact){lr_alloc_aligned(n), lr_alloc_aligned(n / 32 * 4 + 4), lr_alloc_aligned(n / 16 * 2 + 2), k};
+    lr_qact a = {.k = k};
+    if (bf16) {
+        a.h = lr_alloc_aligned(n * 2);
+    } else {
+        a.q = lr_alloc_aligned(n);
+        a.scale = lr_alloc_aligned(n / 32 * 4 + 4);
+        a.sum16 = lr_alloc_aligned(n / 16 * 2 + 2);
+    }
+    return a;
 }
 
 static void qact_free(lr_qact *a)
@@ -141,13 +150,19 @@ static void qact_free(lr_qact *a)
     lr_free_aligned(a->q);
     lr_free_aligned(a->scale);
     lr_free_aligned(a->sum16);
+    lr_free_aligned(a->h);
 }
 
-/* Rows of the given quantized rows, from row r on. */
-static lr_qact qact_at(const lr_qact *a, int r)
+static void assert_qact_equal(const lr_qact *a, const lr_qact *b, int m)
 {
-    size_t at = (size_t)r * (size_t)a->k;
-    return (lr_qact){a->q + at, a->scale + at / 32, a->sum16 + at / 16, a->k};
+    size_t n = (size_t)m * (size_t)a->k;
+    if (a->h) {
+        assert_memory_equal(a->h, b->h, n * 2);
+        return;
+    }
+    assert_memory_equal(a->q, b->q, n);
+    assert_memory_equal(a->scale, b->scale, n / 32 * 4);
+    assert_memory_equal(a->sum16, b->sum16, n / 16 * 2);
 }
 
 static float *random_rows(int m, int k, size_t ld)
@@ -179,26 +194,43 @@ static double error_of(const matrix *a, const float *x, size_t ldx, int m, const
     return se / ss;
 }
 
-#define EACH_TABLE(t)                                                                                                  \
-    for (const lr_cpu_kernels *const *t = lr_cpu_tables(); *t; t++)                                                    \
-        if ((*t)->supported())
+/* A table that this machine can run, with the form of rows it is given. */
+typedef struct variant {
+    const lr_cpu_kernels *t;
+    bool bf16;
+    const char *name;
+} variant;
 
-static void check_error(const lr_cpu_kernels *t, int type, int n, int k, int m, double limit)
+static variant variants[16];
+static int n_variants;
+
+static int find_variants(void **state)
+{
+    (void)state;
+    for (const lr_cpu_kernels *const *t = lr_cpu_tables(); *t; t++) {
+        if (!(*t)->supported()) continue;
+        variants[n_variants++] = (variant){*t, false, (*t)->name};
+        if ((*t)->bf16) variants[n_variants++] = (variant){*t, true, "bf16"};
+    }
+    return 0;
+}
+
+#define EACH_VARIANT(v) for (const variant *v = variants; v < variants + n_variants; v++)
+
+static void check_error(const variant *v, int type, int n, int k, int m, double limit)
 {
     matrix a = matrix_new(type, n, k);
     size_t ldx = (size_t)k + 3, ldy = (size_t)n + 5;
     float *x = random_rows(m, k, ldx), *y = lr_malloc((size_t)m * ldy * sizeof *y);
-    lr_qact qa = a.w.packed ? qact_new(m, k) : (lr_qact){0};
-    if (a.w.packed) t->quantize(x, ldx, m, qa, 0, k);
-    t->gemm(&a.w, a.w.packed ? &qa : NULL, x, ldx, m, y, ldy, 0, (n + 15) / 16);
+    lr_qact qa = a.w.packed ? qact_new(v->bf16, m, k) : (lr_qact){0};
+    if (a.w.packed) v->t->quantize(x, ldx, m, qa, 0, k);
+    v->t->gemm(&a.w, &qa, x, ldx, m, y, ldy, 0, (n + 15) / 16);
     double e = error_of(&a, x, ldx, m, y, ldy);
-    if (!(e < limit)) fail_msg("%s %s n %d k %d m %d: error %.2e", t->name, lr_dtype_name(type), n, k, m, e);
+    if (!(e < limit)) fail_msg("%s %s n %d k %d m %d: error %.2e", v->name, lr_dtype_name(type), n, k, m, e);
     if (a.w.packed) { /* quantizing piecewise gives the same bits */
-        lr_qact qb = qact_new(m, k);
-        for (int c = 0; c < k; c += 64) t->quantize(x, ldx, m, qb, c, c + 64 < k ? c + 64 : k);
-        assert_memory_equal(qa.q, qb.q, (size_t)(m * k));
-        assert_memory_equal(qa.scale, qb.scale, (size_t)(m * k / 32 * 4));
-        assert_memory_equal(qa.sum16, qb.sum16, (size_t)(m * k / 16 * 2));
+        lr_qact qb = qact_new(v->bf16, m, k);
+        for (int c = 0; c < k; c += 64) v->t->quantize(x, ldx, m, qb, c, c + 64 < k ? c + 64 : k);
+        assert_qact_equal(&qa, &qb, m);
         qact_free(&qa);
         qact_free(&qb);
     }
@@ -210,16 +242,16 @@ static void check_error(const lr_cpu_kernels *t, int type, int n, int k, int m, 
 static void test_error(void **state)
 {
     (void)state;
-    EACH_TABLE(t)
+    EACH_VARIANT(v)
     {
         for (int i = 0; i < COUNT(quants); i++) {
-            check_error(*t, quants[i], 50, 512, 5, 1e-4);
-            check_error(*t, quants[i], 33, 1280, 37, 1e-4);
+            check_error(v, quants[i], 50, 512, 5, v->bf16 ? 2e-5 : 1e-4);
+            check_error(v, quants[i], 33, 1280, 37, v->bf16 ? 2e-5 : 1e-4);
         }
         for (int i = 0; i < COUNT(plains); i++) {
-            check_error(*t, plains[i], 50, 511, 5, 1e-11);
-            check_error(*t, plains[i], 18, 64, 37, 1e-11);
-            check_error(*t, plains[i], 3, 7, 3, 1e-11);
+            check_error(v, plains[i], 50, 511, 5, 1e-11);
+            check_error(v, plains[i], 18, 64, 37, 1e-11);
+            check_error(v, plains[i], 3, 7, 3, 1e-11);
         }
     }
 }
@@ -228,40 +260,39 @@ static void test_error(void **state)
 static void test_small_k(void **state)
 {
     (void)state;
-    EACH_TABLE(t)
+    EACH_VARIANT(v)
     for (int i = 0; i < COUNT(quants); i++) {
         if (lr_dtype_block(quants[i]) == 256) continue;
-        check_error(*t, quants[i], 16, 32, 3, 1e-3);
-        check_error(*t, quants[i], 17, 96, 20, 1e-3);
-        check_error(*t, quants[i], 40, 1056, 33, 1e-4);
+        check_error(v, quants[i], 16, 32, 3, 1e-3);
+        check_error(v, quants[i], 17, 96, 20, 1e-3);
+        check_error(v, quants[i], 40, 1056, 33, 1e-4);
     }
 }
 
 /* All rows in one call against row by row, other groupings, split strips, another place in memory. */
-static void check_company(const lr_cpu_kernels *t, int type, int n, int k)
+static void check_company(const variant *v, int type, int n, int k)
 {
     enum { M = 70 };
     matrix a = matrix_new(type, n, k);
     int strips = (n + 15) / 16;
     size_t ldx = (size_t)k, ldy = (size_t)strips * 16 + 16;
     float *x = random_rows(M, k, ldx), *y = lr_malloc(M * ldy * 4), *z = lr_malloc(M * ldy * 4);
-    lr_qact qa = a.w.packed ? qact_new(M, k) : (lr_qact){0};
-    if (a.w.packed) t->quantize(x, ldx, M, qa, 0, k);
+    lr_qact qa = a.w.packed ? qact_new(v->bf16, M, k) : (lr_qact){0};
+    if (a.w.packed) v->t->quantize(x, ldx, M, qa, 0, k);
     memset(y, 0x7B, M * ldy * 4);
-    t->gemm(&a.w, &qa, x, ldx, M, y, ldy, 0, strips);
+    v->t->gemm(&a.w, &qa, x, ldx, M, y, ldy, 0, strips);
     for (int round = 0; round < 40; round++) {
         int m = round < 33 ? round + 1 : 34 + (int)(rnd() % (M - 33)), r0 = (int)(rnd() % (unsigned)(M - m + 1));
-        if (m > M) m = M;
         int cut = (int)(rnd() % (unsigned)(strips + 1)), cut2 = cut + (int)(rnd() % (unsigned)(strips - cut + 1));
-        lr_qact qr = a.w.packed ? qact_at(&qa, r0) : (lr_qact){0};
+        lr_qact qr = lr_qact_at(qa, (size_t)r0 * (size_t)k);
         const float *xr = x + (size_t)r0 * ldx;
         memset(z, 0x7B, M * ldy * 4);
-        if (cut) t->gemm(&a.w, &qr, xr, ldx, m, z, ldy, 0, cut);
-        if (cut2 < strips) t->gemm(&a.w, &qr, xr, ldx, m, z, ldy, cut2, strips);
-        if (cut < cut2) t->gemm(&a.w, &qr, xr, ldx, m, z, ldy, cut, cut2);
+        if (cut) v->t->gemm(&a.w, &qr, xr, ldx, m, z, ldy, 0, cut);
+        if (cut2 < strips) v->t->gemm(&a.w, &qr, xr, ldx, m, z, ldy, cut2, strips);
+        if (cut < cut2) v->t->gemm(&a.w, &qr, xr, ldx, m, z, ldy, cut, cut2);
         for (int r = 0; r < m; r++)
             if (memcmp(y + (size_t)(r0 + r) * ldy, z + (size_t)r * ldy, ldy * 4))
-                fail_msg("%s %s: row %d differs in rows %d..%d", t->name, lr_dtype_name(type), r0 + r, r0, r0 + m - 1);
+                fail_msg("%s %s: row %d differs in rows %d..%d", v->name, lr_dtype_name(type), r0 + r, r0, r0 + m - 1);
     }
     lr_free(y);
     lr_free(z);
@@ -273,50 +304,50 @@ static void check_company(const lr_cpu_kernels *t, int type, int n, int k)
 static void test_company(void **state)
 {
     (void)state;
-    EACH_TABLE(t)
+    EACH_VARIANT(v)
     {
-        bool scalar = strcmp((*t)->name, "scalar") == 0;
-        for (int i = 0; i < COUNT(quants); i++) check_company(*t, quants[i], scalar ? 18 : 77, scalar ? 256 : 1280);
-        for (int i = 0; i < COUNT(plains); i++) check_company(*t, plains[i], scalar ? 18 : 77, scalar ? 70 : 333);
+        bool scalar = strcmp(v->name, "scalar") == 0;
+        for (int i = 0; i < COUNT(quants); i++) check_company(v, quants[i], scalar ? 18 : 77, scalar ? 256 : 1280);
+        for (int i = 0; i < COUNT(plains); i++) check_company(v, plains[i], scalar ? 18 : 77, scalar ? 70 : 333);
     }
 }
 
-/* Every table gives the scalar table's bits. */
+/* Every table gives the scalar table's bits on 8-bit rows. */
+static void check_agrees(const lr_cpu_kernels *t, int type, int n, int k, int m)
+{
+    const lr_cpu_kernels *ref = lr_cpu_table("scalar");
+    matrix a = matrix_new(type, n, k);
+    size_t cells = (size_t)m * (size_t)n;
+    float *x = random_rows(m, k, (size_t)k), *y = lr_calloc(cells, 4), *z = lr_calloc(cells, 4);
+    lr_qact qa = qact_new(false, m, (k + 31) / 32 * 32), qb = qact_new(false, m, (k + 31) / 32 * 32);
+    if (a.w.packed) {
+        ref->quantize(x, (size_t)k, m, qa, 0, k);
+        t->quantize(x, (size_t)k, m, qb, 0, k);
+        assert_qact_equal(&qa, &qb, m);
+    }
+    ref->gemm(&a.w, &qa, x, (size_t)k, m, y, (size_t)n, 0, (n + 15) / 16);
+    t->gemm(&a.w, &qa, x, (size_t)k, m, z, (size_t)n, 0, (n + 15) / 16);
+    for (size_t e = 0; e < cells; e++)
+        if (memcmp(y + e, z + e, 4))
+            fail_msg("%s %s m %d: (%zu, %zu) is %.9g, not %.9g", t->name, lr_dtype_name(type), m, e / (size_t)n,
+                     e % (size_t)n, (double)z[e], (double)y[e]);
+    qact_free(&qa);
+    qact_free(&qb);
+    lr_free(y);
+    lr_free(z);
+    lr_free_aligned(x);
+    matrix_free(&a);
+}
+
 static void test_tables_agree(void **state)
 {
     (void)state;
-    const lr_cpu_kernels *ref = lr_cpu_table("scalar");
-    assert_non_null(ref);
     int ms[] = {1, 2, 3, 7, 40};
-    EACH_TABLE(t)
-    for (int i = 0; i < COUNT(quants) + COUNT(plains); i++) {
+    EACH_VARIANT(v)
+    for (int i = 0; !v->bf16 && i < COUNT(quants) + COUNT(plains); i++) {
         int type = i < COUNT(quants) ? quants[i] : plains[i - COUNT(quants)];
-        int n = 53, k = i < COUNT(quants) ? 768 : 301, m = ms[i % COUNT(ms)];
-        for (int pass = 0; pass < 2; pass++, m = 41 - m) {
-            matrix a = matrix_new(type, n, k);
-            float *x = random_rows(m, k, (size_t)k), *y = lr_calloc((size_t)(m * n), 4),
-                  *z = lr_calloc((size_t)(m * n), 4);
-            lr_qact qa = qact_new(m, (k + 31) / 32 * 32), qb = qact_new(m, (k + 31) / 32 * 32);
-            if (a.w.packed) {
-                ref->quantize(x, (size_t)k, m, qa, 0, k);
-                (*t)->quantize(x, (size_t)k, m, qb, 0, k);
-                assert_memory_equal(qa.q, qb.q, (size_t)(m * k));
-                assert_memory_equal(qa.scale, qb.scale, (size_t)(m * k / 32 * 4));
-                assert_memory_equal(qa.sum16, qb.sum16, (size_t)(m * k / 16 * 2));
-            }
-            ref->gemm(&a.w, &qa, x, (size_t)k, m, y, (size_t)n, 0, 4);
-            (*t)->gemm(&a.w, &qa, x, (size_t)k, m, z, (size_t)n, 0, 4);
-            for (int e = 0; e < m * n; e++)
-                if (memcmp(y + e, z + e, 4))
-                    fail_msg("%s %s m %d: (%d, %d) is %.9g, not %.9g", (*t)->name, lr_dtype_name(type), m, e / n, e % n,
-                             (double)z[e], (double)y[e]);
-            qact_free(&qa);
-            qact_free(&qb);
-            lr_free(y);
-            lr_free(z);
-            lr_free_aligned(x);
-            matrix_free(&a);
-        }
+        check_agrees(v->t, type, 53, i < COUNT(quants) ? 768 : 301, ms[i % COUNT(ms)]);
+        check_agrees(v->t, type, 53, i < COUNT(quants) ? 768 : 301, 41 - ms[i % COUNT(ms)]);
     }
 }
 
@@ -344,64 +375,72 @@ static void test_reference(void **state)
 }
 
 /* Activations far beyond the usual, zero rows, and rows that are not numbers. */
+static void check_extremes(const variant *v, int type)
+{
+    enum { K = 512, M = 9, N = 32 };
+    matrix a = matrix_new(type, N, K);
+    float *x = random_rows(M, K, K), y[M * N];
+    for (int j = 0; j < K; j++) {
+        x[1 * K + j] = 0;
+        x[2 * K + j] *= 1e30f;
+        x[3 * K + j] *= 1e-30f;
+        x[6 * K + j] *= 1e-39f;
+        x[8 * K + j] = -x[8 * K + j];
+    }
+    x[0 * K + 100] = 15000.0f; /* one massive activation must not blur the other blocks */
+    x[4 * K + 511] = NAN;
+    x[5 * K + 3] = INFINITY;
+    x[7 * K + 40] = -INFINITY;
+    lr_qact qa = qact_new(v->bf16, M, K);
+    v->t->quantize(x, K, M, qa, 0, K);
+    v->t->gemm(&a.w, &qa, x, K, M, y, N, 0, 2);
+    for (int j = 0; j < N; j++) {
+        assert_true(y[1 * N + j] == 0);
+        assert_true(isfinite(y[0 * N + j]) && isfinite(y[2 * N + j]) && isfinite(y[3 * N + j]));
+        assert_true(isnan(y[4 * N + j]) && !isfinite(y[5 * N + j]) && !isfinite(y[7 * N + j]));
+        assert_true(y[6 * N + j] == 0);
+    }
+    for (int j = 0; j < K; j++) {
+        if (v->bf16)
+            assert_true(fabsf(lr_bf16_to_f32(qa.h[j]) - x[j]) <= fabsf(x[j]) / 256);
+        else if (j / 32 != 100 / 32)
+            assert_true(fabsf((float)qa.q[j] * qa.scale[j / 32] - x[j]) <= 0.5001f * qa.scale[j / 32]);
+    }
+    qact_free(&qa);
+    lr_free_aligned(x);
+    matrix_free(&a);
+}
+
 static void test_extremes(void **state)
 {
     (void)state;
-    enum { K = 512, M = 9, N = 32 };
-    EACH_TABLE(t)
-    for (int i = 0; i < COUNT(quants); i++) {
-        matrix a = matrix_new(quants[i], N, K);
-        float *x = random_rows(M, K, K), y[M * N];
-        for (int j = 0; j < K; j++) {
-            x[1 * K + j] = 0;
-            x[2 * K + j] *= 1e30f;
-            x[3 * K + j] *= 1e-30f;
-            x[6 * K + j] *= 1e-39f;
-            x[8 * K + j] = -x[8 * K + j];
-        }
-        x[0 * K + 100] = 15000.0f; /* one massive activation must not blur the other blocks */
-        x[4 * K + 511] = NAN;
-        x[5 * K + 3] = INFINITY;
-        x[7 * K + 40] = -INFINITY;
-        lr_qact qa = qact_new(M, K);
-        (*t)->quantize(x, K, M, qa, 0, K);
-        (*t)->gemm(&a.w, &qa, x, K, M, y, N, 0, 2);
-        for (int j = 0; j < N; j++) {
-            assert_true(y[1 * N + j] == 0);
-            assert_true(isfinite(y[0 * N + j]) && isfinite(y[2 * N + j]) && isfinite(y[3 * N + j]));
-            assert_true(isnan(y[4 * N + j]) && isnan(y[5 * N + j]) && isnan(y[7 * N + j]));
-            assert_true(y[6 * N + j] == 0);
-        }
-        int at = 100 / 32 * 32;
-        for (int j = 0; j < K; j++)
-            if (j < at || j >= at + 32)
-                assert_true(fabsf((float)qa.q[j] * qa.scale[j / 32] - x[j]) <= 0.5001f * qa.scale[j / 32]);
-        qact_free(&qa);
-        lr_free_aligned(x);
-        matrix_free(&a);
-    }
+    EACH_VARIANT(v)
+    for (int i = 0; i < COUNT(quants); i++) check_extremes(v, quants[i]);
 }
 
 /* Rounding is to nearest even, sums are the sums, the largest value becomes 127. */
 static void test_quantize(void **state)
 {
     (void)state;
-    EACH_TABLE(t)
+    EACH_VARIANT(v)
     {
         float x[64];
-        for (int i = 0; i < 32; i++) x[i] = (float)i - 15.5f; /* halves: 15.5 -> scale 15.5/127 */
+        for (int i = 0; i < 32; i++) x[i] = (float)i - 15.5f;
         x[0] = 127;
         for (int i = 0; i < 32; i++) x[32 + i] = gauss() * 1e-3f;
-        lr_qact qa = qact_new(1, 64);
-        (*t)->quantize(x, 64, 1, qa, 0, 64);
-        assert_true(qa.scale[0] == 1.0f);
-        int sum[4] = {0};
-        for (int i = 0; i < 32; i++) assert_int_equal(qa.q[i], (int)rintf(x[i]));
-        for (int i = 0; i < 64; i++) sum[i / 16] += qa.q[i];
-        for (int i = 0; i < 4; i++) assert_int_equal(qa.sum16[i], sum[i]);
-        int top = 0;
-        for (int i = 32; i < 64; i++) top = abs(qa.q[i]) > top ? abs(qa.q[i]) : top;
-        assert_int_equal(top, 127);
+        lr_qact qa = qact_new(v->bf16, 1, 64);
+        v->t->quantize(x, 64, 1, qa, 0, 64);
+        if (v->bf16) {
+            for (int i = 0; i < 64; i++) assert_int_equal(qa.h[i], lr_f32_to_bf16(x[i]));
+        } else {
+            assert_true(qa.scale[0] == 1.0f);
+            int sum[4] = {0}, top = 0;
+            for (int i = 0; i < 32; i++) assert_int_equal(qa.q[i], (int)rintf(x[i]));
+            for (int i = 0; i < 64; i++) sum[i / 16] += qa.q[i];
+            for (int i = 0; i < 4; i++) assert_int_equal(qa.sum16[i], sum[i]);
+            for (int i = 32; i < 64; i++) top = abs(qa.q[i]) > top ? abs(qa.q[i]) : top;
+            assert_int_equal(top, 127);
+        }
         qact_free(&qa);
     }
 }
@@ -428,5 +467,5 @@ int main(void)
         cmocka_unit_test(test_small_k),    cmocka_unit_test(test_company),  cmocka_unit_test(test_tables_agree),
         cmocka_unit_test(test_reference),  cmocka_unit_test(test_extremes),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return cmocka_run_group_tests(tests, find_variants, NULL);
 }

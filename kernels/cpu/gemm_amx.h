@@ -1,0 +1,24 @@
+/* gemm_amx.h - what the two AMX products share: the tile configuration, and who does what. */
+#ifndef LR_KERNELS_CPU_GEMM_AMX_H
+#define LR_KERNELS_CPU_GEMM_AMX_H
+#include "cpu/cpu.h"
+
+typedef struct lr_tile_config { /* the operand of ldtilecfg */
+    uint8_t palette, start, zero[14];
+    uint16_t colsb[16]; /* bytes of a row */
+    uint8_t rows[16];
+} lr_tile_config;
+
+static inline void lr_tiles_load(const lr_tile_config *c) { __asm__ volatile("ldtilecfg %0" ::"m"(*c)); }
+
+/* Loads a tile: rows lie `stride` bytes apart. The compiler's own intrinsic does not say that it reads memory, so
+ * stores before it may be moved behind it. */
+#define LR_TILE_LOAD(tile, base, stride) LR_TILE_LOAD_(tile, base, stride)
+#define LR_TILE_LOAD_(tile, base, stride)                                                                              \
+    __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"((const void *)(base)), "r"((long)(stride)) : "memory")
+
+/* Packed weights, rows in bf16 (qa->h), any m. */
+void lr_gemm_bf16_amx(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1);
+void lr_quantize_bf16_amx(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1);
+
+#endif
