@@ -321,6 +321,8 @@ int lr_engine_set_policy(lr_engine *e, const lr_policy *p, lr_error *err)
     return 0;
 }
 
+void lr_policy_failed(lr_engine *e) { e->metrics.policy_failed++; }
+
 const char *lr_engine_policy_name(const lr_engine *e) { return e->policy.name ? e->policy.name : "fcfs"; }
 
 /* ---- lists ---- */

@@ -249,6 +249,7 @@ bool lr_request_active(const lr_request *);
 void lr_request_set_priority(lr_request *, int priority);
 void lr_request_set_deadline(lr_request *, double deadline);
 int lr_request_blocks(const lr_request *, int group);
+double lr_request_queue_time(const lr_request *); /* t_queued and the present wait */
 /* Text that is safe to show so far: valid UTF-8, no part of a stop string; only grows. Borrowed until the next step. */
 const char *lr_request_text(const lr_request *, size_t *n);
 const lr_token_rec *lr_request_tokens(const lr_request *, size_t *n); /* borrowed until the next step */

@@ -58,6 +58,7 @@ struct lr_request {
     int granted, n_out, out; /* rows, logit rows, index of the first of these */
     uint64_t barred;         /* generation in which it may not run any more */
     bool started;            /* has ever run */
+    void *policy_data;
     bool want_cancel, want_free;
     unsigned events;
     bool queued; /* in the event list */
@@ -79,6 +80,7 @@ struct lr_step {
     int n_granted;    /* rows granted */
     const char *refusal;
     double hook_time;
+    bool in_schedule, giving_way; /* inside that hook, inside a preempt hook */
 };
 
 struct lr_engine {

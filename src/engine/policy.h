@@ -50,13 +50,15 @@ int lr_step_slots(const lr_step *);             /* requests that may still start
 int lr_step_blocks(const lr_step *, int group); /* blocks free or evictable */
 int lr_step_block_size(const lr_step *);
 double lr_step_now(const lr_step *);
+int lr_step_n_active(const lr_step *); /* running now: the list, less those that left it, and those started */
 lr_engine *lr_step_engine(const lr_step *);
 
 /* Why the last lr_step_run gave less than was asked; static text, NULL if it did not. */
 const char *lr_step_refusal(const lr_step *);
 /* Runs up to n pending tokens of a waiting or running request in this step (a decode is one token); n <= 0 = all that
  * are allowed. Called again for the same request it adds to its share. Returns the rows granted by this call; 0 =
- * refused. May preempt others (hook or default) when a running request lacks blocks; never for a waiting one. */
+ * refused. May preempt others (hook or default) when a running request lacks blocks; never for a waiting one. Not from
+ * inside a preempt hook. */
 int lr_step_run(lr_step *, lr_request *, int n);
 /* Rows granted to a request in this step so far. */
 int lr_step_granted(const lr_step *, const lr_request *);
@@ -68,5 +70,12 @@ bool lr_step_fits(lr_step *, lr_request *);
 /* The built-in schedule and preempt rules, for policies that only adjust them. */
 int lr_step_default(lr_step *);
 int lr_step_default_preempt(lr_step *, lr_request *req);
+
+/* A pointer of the policy's own with each request; NULL at first. The engine never looks at it: a policy that uses it
+ * clears it when it is replaced. */
+void lr_request_set_policy_data(lr_request *, void *data);
+void *lr_request_policy_data(const lr_request *);
+/* Counts a failed hook that has no result to say so by (evict, finish). */
+void lr_policy_failed(lr_engine *);
 
 #endif

@@ -413,6 +413,15 @@ void lr_request_set_deadline(lr_request *r, double deadline)
     if (!isnan(deadline)) r->info.deadline = deadline;
 }
 
+void lr_request_set_policy_data(lr_request *r, void *data) { r->policy_data = data; }
+void *lr_request_policy_data(const lr_request *r) { return r->policy_data; }
+
+double lr_request_queue_time(const lr_request *r)
+{
+    double t = r->info.t_queued;
+    return r->info.state == LR_REQ_WAITING ? t + lr_engine__now(r->e) - r->t_wait : t;
+}
+
 int lr_request_blocks(const lr_request *r, int g) { return r->info.seq ? lr_seq_blocks(r->info.seq, g) : 0; }
 
 const char *lr_request_text(const lr_request *r, size_t *n)

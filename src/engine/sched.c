@@ -12,6 +12,7 @@ int lr_step_n_running(const lr_step *s) { return s->e->running.n; }
 int lr_step_budget(const lr_step *s) { return s->budget; }
 int lr_step_slots(const lr_step *s) { return s->e->cfg.max_seqs - s->n_running; }
 int lr_step_block_size(const lr_step *s) { return s->e->cfg.block_size; }
+int lr_step_n_active(const lr_step *s) { return s->n_running; }
 double lr_step_now(const lr_step *s) { return lr_engine__now(s->e); }
 lr_engine *lr_step_engine(const lr_step *s) { return s->e; }
 const char *lr_step_refusal(const lr_step *s) { return s->refusal; }
@@ -111,8 +112,10 @@ static bool make_way(lr_step *s, lr_request *r, int group, int missing)
     if (before <= 1) return false; /* r alone */
     if (e->policy.preempt) {
         double t = lr_engine__now(e);
+        s->giving_way = true; /* r is in the middle of getting blocks: nothing may be granted meanwhile */
         int rc = e->policy.preempt(e->policy.user, s, r, group, missing);
-        s->hook_time += lr_engine__now(e) - t;
+        s->giving_way = false;
+        if (!s->in_schedule) s->hook_time += lr_engine__now(e) - t; /* else counted there */
         if (rc < 0) e->metrics.policy_failed++;
         if (s->n_running < before) return true;
     }
@@ -248,6 +251,7 @@ int lr_step_run(lr_step *s, lr_request *r, int n)
 {
     lr_engine *e = s->e;
     s->refusal = NULL;
+    if (s->giving_way) return refuse(s, "inside a preempt hook");
     if (!may_run(s, r)) return 0;
     bool waiting = r->info.state == LR_REQ_WAITING;
     int group = 0, missing = 0;
@@ -365,7 +369,9 @@ void lr_step__schedule(lr_engine *e)
     inject(s);
     if (ask) {
         double t = lr_engine__now(e);
+        s->in_schedule = true;
         int rc = e->policy.schedule(e->policy.user, s);
+        s->in_schedule = false;
         s->hook_time += lr_engine__now(e) - t;
         if (rc >= 0) {
             if (s->n_granted == 0 && e->n_requests > 0) {
