@@ -476,9 +476,21 @@ describe("template values", function()
         end
     end)
 
+    it("can be read from JSON by a template", function()
+        local vars = { text = '{"b": [1, 2.5], "a": "<x>"}' }
+        local source = "{% set v = text | from_json %}{{ v }} {{ v.b[1] }}"
+        assert.equal("{'b': [1, 2.5], 'a': '<x>'} 2.5", render(source, vars))
+        assert.equal("<x>", marked("{{ (text | from_json).a }}", vars))
+        local out, err, code = render "{{ '{' | from_json }}"
+        assert.is_nil(out)
+        assert.equal("value", code)
+        assert.matches("from_json: expected a key at byte 2", err)
+    end)
+
     it("are None for tools and documents that are not given", function()
         assert.equal("True True False", render "{{ tools is none }} {{ documents is none }} {{ other is none }}")
         assert.equal("[1]", render("{{ tools }}", { tools = { 1 } }))
+        assert.equal("False", render "{{ add_generation_prompt }}")
         assert.equal("False", compile("{{ tools is defined }}", { defaults = {} }):render {})
     end)
 

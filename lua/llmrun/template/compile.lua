@@ -220,8 +220,10 @@ function output(scope, node)
             return output_list(scope, list, emit_text)
         end
     elseif node.k == "if" then
-        local cond, a = to_cond(scope, node.cond), output(scope, node.a)
-        local b = node.b and output(scope, node.b)
+        local cond = to_cond(scope, node.cond)
+        local a, b = Expr.in_branch(scope, function()
+            return output(scope, node.a), node.b and output(scope, node.b)
+        end)
         return function(f)
             if cond(f) then
                 return a(f)
@@ -363,9 +365,14 @@ compile["if"] = function(scope, node)
     local n = #node.arms
     local conds, bodies, places = {}, {}, {}
     for i, arm in ipairs(node.arms) do
-        conds[i], bodies[i], places[i] = to_cond(scope, arm.cond), statements(scope, arm.body), arm.cond.pos
+        conds[i], places[i] = to_cond(scope, arm.cond), arm.cond.pos
+        bodies[i] = Expr.in_branch(scope, function()
+            return statements(scope, arm.body)
+        end)
     end
-    local other = node.other and statements(scope, node.other)
+    local other = node.other and Expr.in_branch(scope, function()
+        return statements(scope, node.other)
+    end)
     return function(f)
         for i = 1, n do
             S.pos = places[i]

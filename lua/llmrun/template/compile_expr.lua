@@ -195,8 +195,11 @@ compile_cond["not"] = function(scope, node)
 end
 
 compile["if"] = function(scope, node)
-    local cond, a = to_cond(scope, node.cond), to_value(scope, node.a)
-    local b = node.b and to_value(scope, node.b) or constant(value.undef "the value of an if without else")
+    local cond = to_cond(scope, node.cond)
+    local a, b = Expr.in_branch(scope, function()
+        return to_value(scope, node.a), node.b and to_value(scope, node.b)
+    end)
+    b = b or constant(value.undef "the value of an if without else")
     return function(f)
         if cond(f) then
             return a(f)
@@ -521,17 +524,37 @@ local function apply_static(scope, func, node, obj)
     end
 end
 
-local function find(set, node, what)
+-- The Func of a filter or test node. An unknown one is an error at once, but in a branch that may never be taken only
+-- when it is reached: then this returns nil and the closure that raises.
+local function find(scope, set, node, what)
     local func = set[node.name]
-    if getmetatable(func) ~= Func then
-        lexer.fail(node.pos, "there is no %s named '%s'", what, node.name)
+    if getmetatable(func) == Func then
+        return func
     end
-    return func
+    local msg = ("there is no %s named '%s'"):format(what, node.name)
+    if not scope.options.branches then
+        lexer.fail(node.pos, "%s", msg)
+    end
+    return nil, function()
+        S.pos = node.pos
+        return raise("value", "%s", msg)
+    end
+end
+
+---Runs fn, which compiles a branch that may never be taken.
+function Expr.in_branch(scope, fn)
+    local options = scope.options
+    local before = options.branches
+    options.branches = true
+    local a, b = fn()
+    options.branches = before
+    return a, b
 end
 
 ---The closure of a filter node over obj: function(frame) -> value.
 function Expr.filter(scope, node, obj)
-    return apply_static(scope, find(filters, node, "filter"), node, obj)
+    local func, missing = find(scope, filters, node, "filter")
+    return missing or apply_static(scope, func, node, obj)
 end
 
 function compile.filter(scope, node)
@@ -558,7 +581,10 @@ local quick_tests = {
 }
 
 function compile.test(scope, node)
-    local func = find(tests, node, "test")
+    local func, missing = find(scope, tests, node, "test")
+    if missing then
+        return missing
+    end
     local obj = to_value(scope, node.obj)
     if node.args.n == 0 and quick_tests[node.name] and #node.args.names == 0 then
         return quick_tests[node.name](obj)

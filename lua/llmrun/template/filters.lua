@@ -226,6 +226,21 @@ define("tojson", { "ensure_ascii", "indent", "separators", "sort_keys" }, functi
     )
 end)
 
+-- Beyond Jinja: some models' templates expect it of their own runner.
+define("from_json", {}, function(v)
+    if not rope.is_str(v) then
+        raise("type", "from_json: expected a string, not '%s'", value.type_name(v))
+    end
+    local s = flat(v)
+    charge_bytes(#s)
+    charge(#s)
+    local r, err = json.decode(s)
+    if r == nil then
+        raise("value", "from_json: %s", err)
+    end
+    return r
+end)
+
 -- Numbers ------------------------------------------------------------------------------------------------------------
 
 local function trimmed(v)

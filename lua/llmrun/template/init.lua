@@ -7,7 +7,8 @@
 --
 -- What a template gets. Python values are Lua's: lists are sequences, dicts other tables, None is T.null (cjson.null).
 -- T.dict and T.json_decode make dicts that keep the order of their keys; other dicts are in the order of sorted keys.
--- An empty table is a list unless made by T.dict. `tools` and `documents` are None if not given, as with Hugging Face.
+-- An empty table is a list unless made by T.dict. As with Hugging Face, `tools` and `documents` are None and
+-- `add_generation_prompt` is false if not given.
 --
 -- Where text comes from. segments() tells the template's own text (literal = true: markup, strings written in the
 -- template, and the variables named in options.trusted) from text of the messages, tools and other variables
@@ -25,8 +26,8 @@
 -- Jinja as Hugging Face sets it up, byte for byte, on all that tests/data/template holds. Beyond it: lists and dicts
 -- that the template made may be changed (append, update...). Not there: include, import, extends, block, do; the
 -- filters pprint, random, urlize, striptags, wordwrap, xmlattr, filesizeformat; Markup (safe and escape give plain
--- strings); integers beyond 64 bits. What is not there is refused by compile, with its place; nothing is ever replaced
--- silently.
+-- strings); integers beyond 64 bits. What is not there is refused by compile, with its place (an unknown filter or
+-- test inside an if only when it is reached, as in Jinja); nothing is ever replaced silently.
 --
 -- Limits (options.limits): steps (10 million; one is about one closure or 16 bytes of string), output (8 MiB, of any
 -- string too), depth of macro calls (150). A template reaches nothing but its variables and the functions named above.
@@ -59,7 +60,7 @@ M.roles = {
 ---Names of variables whose strings count as literal text.
 M.trusted = { "bos_token", "eos_token", "unk_token", "pad_token" }
 
-local DEFAULTS = { tools = value.null, documents = value.null }
+local DEFAULTS = { tools = value.null, documents = value.null, add_generation_prompt = false }
 local LIMITS = { steps = 10000000, output = 8 * 1024 * 1024, depth = 150 }
 local MAX_SOURCE = 1024 * 1024
 
@@ -153,7 +154,7 @@ end
 ---@param source string
 ---@param options? table  name: for messages; trusted, roles: lists in place of T.trusted and T.roles; limits: { steps,
 ---  output, depth }; now: seconds since the epoch for strftime_now instead of the clock; defaults: variables for
----  renders that do not give them, in place of tools and documents as None
+---  renders that do not give them, in place of the three above
 ---@return table? template, string? err, string? code  code: "syntax" or "limit"
 function M.compile(source, options)
     options = options or {}
