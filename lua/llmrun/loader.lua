@@ -29,6 +29,9 @@ local function script_of(arch, opts)
   return nil, script
 end
 
+--- The architecture script of a name: the function, or nil and why not.
+function loader.script(arch) return script_of(arch, {}) end
+
 -- Tensors that no script reads, and that mean nothing to a forward pass.
 local function leftovers(file, used)
   local list = {}

@@ -165,6 +165,12 @@ function Model:check()
     return errors.check("model:check", self.engine:check())
 end
 
+--- Writes a trace of all steps from now on to a file (Chrome's and Perfetto's format); nil ends it.
+function Model:trace(path)
+    check_open(self, "model:trace")
+    errors.check("model:trace", self.engine:trace(path))
+end
+
 --- Forgets cached prefixes that no session holds.
 function Model:drop_cached()
     check_open(self, "model:drop_cached")

@@ -120,7 +120,9 @@ describe("Lua stages", function()
         local seen = {}
         assert.equal("abcd", gen(m, { sampler = function(_, ctx)
             ctx.n = (ctx.n or -1) + 1
-            seen[#seen + 1] = { ctx.position, ctx.n_prompt, ctx.n_generated, ctx.last, #ctx:tokens(), #ctx:tokens(9, true) }
+            seen[#seen + 1] = {
+                ctx.position, ctx.n_prompt, ctx.n_generated, ctx.last, #ctx:tokens(), #ctx:tokens(9, true),
+            }
             return ctx.n
         end }))
         local x = m.vocab:find "x"
@@ -141,7 +143,8 @@ describe("Lua stages", function()
             end }) }
         end)
         assert.is_false(r[1][1])
-        assert.matches("s:gen: sampler stage: .*sampler_spec.lua:%d+: sampler broke\nstack traceback", tostring(r[1][2]))
+        assert.matches("s:gen: sampler stage: .*sampler_spec.lua:%d+: sampler broke\nstack traceback",
+            tostring(r[1][2]))
         assert.equal("bbbb", r[2][2])
         for value, text in pairs { [99999] = "must return a token id or nothing, not 99999", x = "not x" } do
             raises(text, gen, m, { sampler = function() return value end })

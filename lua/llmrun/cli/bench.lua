@@ -1,0 +1,186 @@
+--- llmrun bench: prefill and decode speed of a model, measured over the engine's steps alone.
+
+local core = require "llmrun.core"
+local common = require "llmrun.cli.common"
+local args = require "llmrun.cli.args"
+
+local M = {
+    summary = "measures prefill and decode speed",
+    usage = "[-m MODEL] [FLAGS...]",
+    model = true,
+    help = [[
+Prefill: one prompt of N tokens, computed at once. Decode: tokens one by one behind a prompt of --depth tokens; with
+--batch, that many sequences together (tokens of all are counted). No sampling but the arg max, no text. Each is done
+once to warm up, then --repeat times.]],
+    examples = [[
+        llmrun bench -m qwen-0.5b
+        llmrun bench --prefill 512 --decode 128 --repeat 5 --threads 2 --json
+        llmrun bench --batch 1,4,16]],
+    flags = {
+        { "prefill", arg = "N", type = "integer", default = 512, help = "prompt tokens (0: leave it out)" },
+        { "decode", arg = "N", type = "integer", default = 64, help = "tokens to decode (0: leave it out)" },
+        { "depth", arg = "N", type = "integer", default = 128, help = "prompt tokens before decoding" },
+        { "batch", arg = "LIST", default = "1", help = "sequences decoded together, e.g. 1,4,16" },
+        { "repeat", short = "r", arg = "N", type = "integer", default = 5, help = "measurements" },
+        { "json", help = "prints one JSON object a line" },
+    },
+}
+
+--- n ids that look like text: a fixed sequence over the vocabulary, without special tokens.
+local function some_tokens(model, n, salt)
+    local ids, x = {}, 12345 + salt * 7919
+    local limit = math.min(model.info.n_vocab, 30000)
+    while #ids < n do
+        x = (x * 1103515245 + 12345) % 2147483648
+        local id = x // 64 % limit
+        local kind, ends = model.vocab:kind(id)
+        if kind == "normal" and not ends then ids[#ids + 1] = id end
+    end
+    return ids
+end
+
+local function must(ok, err)
+    if not ok then args.fail(err) end
+    return ok
+end
+
+local function drain(engine)
+    while engine:next_event() do end
+end
+
+--- Steps until the requests are done; seconds that took.
+local function run_to_end(engine, requests)
+    local begin = core.now()
+    for _, r in ipairs(requests) do
+        while r:active() do
+            must(engine:step())
+            drain(engine)
+            if core.interrupted() then args.fail("interrupted", 130) end
+        end
+    end
+    return core.now() - begin
+end
+
+local function check_done(r)
+    local info = r:info()
+    if info.state ~= "done" then args.fail(info.error or info.state) end
+    return info
+end
+
+local function measure_prefill(model, n, salt)
+    local engine = model.engine
+    local seq <close> = must(engine:seq())
+    must(seq:append(some_tokens(model, n, salt)))
+    local r <close> = must(engine:request(seq, { kind = "logits" }))
+    local seconds = run_to_end(engine, { r })
+    check_done(r)
+    return n / seconds
+end
+
+local function measure_decode(model, n, depth, batch, salt)
+    local engine = model.engine
+    local seqs, requests = {}, {}
+    for i = 1, batch do
+        seqs[i] = must(engine:seq())
+        must(seqs[i]:append(some_tokens(model, depth, salt * 131 + i)))
+        local r <close> = must(engine:request(seqs[i], { kind = "logits" }))
+        run_to_end(engine, { r })
+        check_done(r)
+        must(seqs[i]:append(some_tokens(model, 1, salt * 131 + i)))
+    end
+    for i = 1, batch do
+        requests[i] = must(engine:request(seqs[i], {
+            kind = "generate", max_tokens = n, ignore_eos = true, stages = { { "temperature", 0 } },
+        }))
+    end
+    local seconds = run_to_end(engine, requests)
+    for i = 1, batch do
+        check_done(requests[i])
+        requests[i]:close()
+        seqs[i]:close()
+    end
+    return batch * n / seconds
+end
+
+--- fn(i) once to warm up and then `times` times: the list of its results.
+local function repeated(times, what, progress, fn)
+    local list = {}
+    for i = 0, times do
+        progress(("%s: %d of %d"):format(what, i, times))
+        local v = fn(i)
+        if i > 0 then list[i] = v end
+    end
+    progress()
+    return list
+end
+
+local function batches(o)
+    local list = {}
+    for word in o.batch:gmatch("[^,]+") do
+        local n = math.tointeger(tonumber(word))
+        if not n or n < 1 then args.fail(("--batch: '%s' is no number of sequences"):format(word), 2) end
+        list[#list + 1] = n
+    end
+    if #list == 0 then args.fail("--batch: a list of numbers expected", 2) end
+    return list
+end
+
+local function round(x) return math.floor(x * 100 + 0.5) / 100 end
+
+local function report(o, record, prefill, decode)
+    if prefill then
+        local mean, sd, median = common.statistics(prefill)
+        record.prefill, record.prefill_tps, record.prefill_sd = o.prefill, round(mean), round(sd)
+        record.prefill_median = round(median)
+    end
+    if decode then
+        local mean, sd, median = common.statistics(decode)
+        record.decode, record.decode_tps, record.decode_sd = o.decode, round(mean), round(sd)
+        record.decode_median = round(median)
+    end
+    if o.json then
+        print(require("cjson").encode(record))
+        return
+    end
+    if prefill then
+        print(("prefill %5d tokens            %9.1f tokens/s  +- %6.1f  median %9.1f"):format(o.prefill,
+            record.prefill_tps, record.prefill_sd, record.prefill_median))
+    end
+    if decode then
+        print(("decode  %5d tokens, batch %3d %9.1f tokens/s  +- %6.1f  median %9.1f"):format(o.decode, record.batch,
+            record.decode_tps, record.decode_sd, record.decode_median))
+    end
+end
+
+function M.run(o)
+    local sizes = batches(o)
+    if o["repeat"] < 1 then args.fail("--repeat must be at least 1", 2) end
+    local most = math.max(table.unpack(sizes))
+    local need = math.max(o.prefill, o.depth + o.decode) + 16
+    local block = o.block_size or 16
+    local blocks = ((o.depth + o.decode + 1) // block + 2) * most + (o.prefill // block + 2)
+    local model <close> = common.load(o, {
+        ctx = o.ctx or need, max_batch_tokens = math.max(512, o.prefill), max_seqs = math.max(64, most),
+        kv = { type = o.kv_type, block_size = o.block_size, blocks = blocks, prefix_cache = false },
+    })
+    local progress = common.progress()
+    if not o.json then print(("%s, %s"):format(model.info.name, model.info.backend)) end
+    local prefill = o.prefill > 0 and repeated(o["repeat"], "prefill", progress, function(i)
+        return measure_prefill(model, o.prefill, i)
+    end) or nil
+    for k, batch in ipairs(sizes) do
+        local decode = o.decode > 0 and repeated(o["repeat"], "decode", progress, function(i)
+            return measure_decode(model, o.decode, o.depth, batch, i)
+        end) or nil
+        local _, peak = core.memory()
+        local first = k == 1 and prefill or nil
+        report(o, {
+            model = model.info.name, path = model.info.path, backend = model.info.backend, batch = batch,
+            depth = o.depth, ["repeat"] = o["repeat"], compute = o.compute or "fast", peak_memory = peak,
+            kv_type = model:stats().kv_type,
+        }, first, decode)
+    end
+    return 0
+end
+
+return M

@@ -1,0 +1,126 @@
+--- What the commands share: loading with a word on the terminal, progress, sizes and numbers for people.
+
+local core = require "llmrun.core"
+local args = require "llmrun.cli.args"
+local errors = require "llmrun.errors"
+
+local M = {}
+
+--- "1.1 GB", "98 MB", "512 B"
+function M.size(bytes)
+    if bytes >= 1e9 then return ("%.2f GB"):format(bytes / 1e9) end
+    if bytes >= 1e6 then return ("%.1f MB"):format(bytes / 1e6) end
+    if bytes >= 1e3 then return ("%.1f kB"):format(bytes / 1e3) end
+    return ("%d B"):format(bytes)
+end
+
+--- The file of a model's name; ends the command if there is none.
+function M.find(name)
+    local path, err = require("llmrun.catalog").find(name)
+    if not path then args.fail(err) end
+    return path
+end
+
+--- A line on the terminal that says how far something is: p(text), p() removes it. Shown only on a terminal, and only
+--- once a second has gone by.
+function M.progress()
+    local begin, shown = core.now(), false
+    local tty = core.isatty(2)
+    return function(text)
+        if not tty then return end
+        if not text then
+            if shown then io.stderr:write("\r\27[K") end
+            shown = false
+        elseif core.now() - begin > 1 then
+            io.stderr:write("\r\27[K", text:sub(1, core.term_width() - 1))
+            shown = true
+        end
+    end
+end
+
+--- Loads the model that the flags name; more: further options of llm.load. Ends the command if it can't be had.
+function M.load(opts, more)
+    local llm = require "llmrun"
+    local load_opts = args.load_options(opts)
+    for k, v in pairs(more or {}) do load_opts[k] = v end
+    local path = M.find(opts.model)
+    local _, bytes = core.stat(path)
+    local slow = (bytes or 0) > 3e8 and core.isatty(2)
+    if slow then io.stderr:write(("\r\27[Kloading %s (%s) ..."):format(path:match("[^/]+$"), M.size(bytes))) end
+    local ok, model = pcall(llm.load, path, load_opts)
+    if slow then io.stderr:write("\r\27[K") end
+    if ok then return model end
+    if errors.is(model) then args.fail((model.message:gsub("^llm%.load: ", ""))) end
+    error(model, 0)
+end
+
+--- Calls fn(...); an error of the library's ends the command with its text, others with a traceback.
+function M.guard(fn, ...)
+    local r = table.pack(pcall(fn, ...))
+    if r[1] then return table.unpack(r, 2, r.n) end
+    if errors.is(r[2]) then args.fail((r[2].message:gsub("^s:%a+: ", ""))) end
+    error(r[2], 0)
+end
+
+--- Text of a flag: itself, "-" standard input, "@FILE" a file.
+function M.text_of(value)
+    if value == "-" then return io.read("a") end
+    local path = value:match("^@(.+)$")
+    if not path then return value end
+    local f, err = io.open(path, "rb")
+    if not f then args.fail(err) end
+    local text = f:read("a")
+    f:close()
+    return text
+end
+
+--- Mean, standard deviation, median of a list.
+function M.statistics(list)
+    local n, sum = #list, 0
+    for _, v in ipairs(list) do sum = sum + v end
+    local mean, square = sum / n, 0
+    for _, v in ipairs(list) do square = square + (v - mean) ^ 2 end
+    local sorted = table.move(list, 1, n, 1, {})
+    table.sort(sorted)
+    local mid = sorted[(n + 1) // 2]
+    if n % 2 == 0 then mid = (mid + sorted[n // 2 + 1]) / 2 end
+    return mean, n > 1 and (square / (n - 1)) ^ 0.5 or 0, mid
+end
+
+--- Sampling flags of the commands that generate, and the options of gen that they stand for.
+M.sampling_flags = {
+    { "max-tokens", short = "n", arg = "N", type = "integer", help = "most tokens to generate (default: to the end)" },
+    { "temperature", arg = "X", type = "number", default = 0.7, help = "0: always the most probable token" },
+    { "top-k", arg = "N", type = "integer", help = "draw from the N most probable (0: all)" },
+    { "top-p", arg = "X", type = "number", default = 0.95, help = "draw from the most probable that make up X" },
+    { "min-p", arg = "X", type = "number", help = "leave out what is less probable than X times the best" },
+    { "repetition-penalty", arg = "X", type = "number", help = "above 1: tokens that were there are less probable" },
+    { "stop", arg = "TEXT", type = "list", help = "ends at this text; may be given more than once" },
+    { "seed", arg = "N", type = "integer", help = "same seed, same text" },
+}
+
+function M.sampling(o)
+    return {
+        max_tokens = o.max_tokens, temperature = o.temperature, top_k = o.top_k, top_p = o.top_p, min_p = o.min_p,
+        repetition_penalty = o.repetition_penalty, stop = o.stop, seed = o.seed,
+    }
+end
+
+--- The flags of several lists in one.
+function M.flags(...)
+    local all = {}
+    for _, list in ipairs { ... } do table.move(list, 1, #list, #all + 1, all) end
+    return all
+end
+
+--- One line about a result: tokens, times, memory.
+function M.stats_line(model, r)
+    local t, u = r.timing, r.usage
+    local _, peak = core.memory()
+    return ("%d prompt tokens (%d cached), first token after %.2f s, %d tokens%s, memory %s (KV %s)"):format(
+        u.prompt_tokens, u.cached_tokens, t.first_token or t.total, u.completion_tokens,
+        t.tokens_per_second and (" at %.1f tokens/s"):format(t.tokens_per_second) or "", M.size(peak),
+        M.size(model:stats().kv_bytes))
+end
+
+return M

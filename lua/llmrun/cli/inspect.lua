@@ -1,0 +1,149 @@
+--- llmrun inspect: what is in a model file, and what it takes to run it.
+
+local core = require "llmrun.core"
+local common = require "llmrun.cli.common"
+local args = require "llmrun.cli.args"
+local plan = require "llmrun.plan"
+
+local M = {
+    summary = "shows a model file's metadata, tensors and the memory it needs",
+    usage = "MODEL [FLAGS...]",
+    args = true,
+    help = "Reads the file's tables only; nothing is loaded.",
+    examples = [[
+        llmrun inspect smollm2
+        llmrun inspect model.gguf --ctx 4096 --batch 8 --kv-type q8_0
+        llmrun inspect model.gguf --tensors
+        llmrun inspect model.gguf --key tokenizer.chat_template
+        llmrun inspect model.gguf --json]],
+    flags = {
+        { "model", short = "m", arg = "MODEL", help = "the same as the argument" },
+        { "ctx", short = "c", arg = "N", type = "integer",
+            help = "tokens of a sequence (default: what the model allows)" },
+        { "batch", short = "b", arg = "N", type = "integer", default = 1, help = "sequences at once" },
+        { "kv-type", arg = "TYPE", default = "f16", choices = { "f32", "f16", "bf16", "q8_0" }, help = "KV format" },
+        { "block-size", arg = "N", type = "integer", default = 16, help = "tokens of a KV block" },
+        { "tensors", help = "lists every tensor" },
+        { "key", arg = "NAME", help = "prints this metadata value in full, and nothing else" },
+        { "json", help = "prints everything as one JSON object" },
+    },
+}
+
+local function show_value(file, k)
+    local v = file:get(k.key)
+    if type(v) == "table" then
+        local parts = {}
+        for i = 1, math.min(#v, 6) do
+            parts[i] = type(v[i]) == "string" and ("%q"):format(v[i]):sub(1, 20) or tostring(v[i])
+        end
+        return ("[%s%s] (%d)"):format(table.concat(parts, ", "), #v > 6 and ", ..." or "", #v)
+    elseif type(v) == "string" then
+        local line = v:gsub("\n", "\\n")
+        return #line > 70 and line:sub(1, 67) .. "..." or line
+    end
+    return tostring(v)
+end
+
+local function totals(tensors)
+    local by_type, order, bytes, params = {}, {}, 0, 0
+    for _, t in ipairs(tensors) do
+        local n = 1
+        for _, d in ipairs(t.shape) do n = n * d end
+        local e = by_type[t.type]
+        if not e then
+            e = { n = 0, bytes = 0, type = t.type }
+            by_type[t.type], order[#order + 1] = e, e
+        end
+        e.n, e.bytes = e.n + 1, e.bytes + t.bytes
+        bytes, params = bytes + t.bytes, params + n
+    end
+    table.sort(order, function(a, b) return a.bytes > b.bytes end)
+    return order, bytes, params
+end
+
+local function gather(path, o)
+    local file, err = core.gguf_open(path)
+    if not file then args.fail(err) end
+    local r = { path = path, file = file, info = file:info(), tensors = file:tensors(), keys = file:keys() }
+    r.types, r.weight_bytes, r.parameters = totals(r.tensors)
+    local tokens = file:get("tokenizer.ggml.tokens")
+    r.n_tokens = tokens and #tokens or 0
+    r.layers, r.hp = plan.layers(file, r.n_tokens)
+    if not r.layers then
+        r.problem = r.hp
+        return r
+    end
+    r.ctx = o.ctx or r.hp.ctx
+    if r.ctx < 1 or o.batch < 1 then args.fail("--ctx and --batch must be at least 1", 2) end
+    if o.block_size < 1 or o.block_size > 256 then args.fail("--block-size: 1 to 256 expected", 2) end
+    r.kv_bytes = plan.kv_bytes(r.layers, r.ctx, o.batch, o.kv_type, o.block_size)
+    return r
+end
+
+local function print_memory(r, o)
+    if r.problem then
+        print("\nmemory     can't be told: " .. r.problem)
+        return
+    end
+    local windowed, window = 0, 0
+    for _, l in ipairs(r.layers) do
+        if l.window > 0 then windowed, window = windowed + 1, l.window end
+    end
+    print(("\nmodel      %d layers, width %d, %d heads of %d, %d of keys and values, context %d%s"):format(r.hp.layers,
+        r.hp.width, r.hp.heads, r.hp.head_dim, r.hp.kv_heads, r.hp.ctx,
+        windowed > 0 and (", %d layers with a window of %d"):format(windowed, window) or ""))
+    print("\nmemory")
+    print(("  weights  %10s   mapped, and repacked at most once"):format(common.size(r.weight_bytes)))
+    print(("  KV       %10s   %d sequence%s of %d tokens, %s, blocks of %d"):format(common.size(r.kv_bytes), o.batch,
+        o.batch == 1 and "" or "s", r.ctx, o.kv_type, o.block_size))
+    print(("  together %10s"):format(common.size(r.weight_bytes + r.kv_bytes)))
+end
+
+local function print_text(r, o)
+    print(("%s\n  GGUF version %d, %s%s, %d keys, %d tensors, %.1f million parameters"):format(r.path, r.info.version,
+        common.size(r.info.bytes), #r.info.shards > 1 and (" in %d files"):format(#r.info.shards) or "", #r.keys,
+        #r.tensors, r.parameters / 1e6))
+    print("\nmetadata")
+    for _, k in ipairs(r.keys) do print(("  %-42s %-5s %s"):format(k.key, k.type, show_value(r.file, k))) end
+    print("\ntensors")
+    for _, e in ipairs(r.types) do print(("  %-6s %5d  %10s"):format(e.type, e.n, common.size(e.bytes))) end
+    if o.tensors then
+        for _, t in ipairs(r.tensors) do
+            print(("  %-42s %-6s %-20s %s"):format(t.name, t.type, table.concat(t.shape, " x "), common.size(t.bytes)))
+        end
+    end
+    print_memory(r, o)
+end
+
+local function print_json(r, o)
+    local json = require "cjson"
+    local out = { path = r.path, version = r.info.version, bytes = r.info.bytes, parameters = r.parameters,
+        weight_bytes = r.weight_bytes, tensors = r.tensors, metadata = {}, kv_bytes = r.kv_bytes, ctx = r.ctx,
+        batch = o.batch, kv_type = o.kv_type, problem = r.problem }
+    for _, k in ipairs(r.keys) do
+        local v = r.file:get(k.key)
+        if type(v) == "table" and #v > 64 then v = { count = #v, type = k.type } end
+        out.metadata[k.key] = v
+    end
+    print(json.encode(out))
+end
+
+function M.run(o, words)
+    local name = words[1] or o.model
+    if not name then args.fail("which model? llmrun inspect MODEL", 2) end
+    if words[2] then args.fail(("unexpected argument '%s'"):format(words[2]), 2) end
+    local path = common.find(name)
+    if o.key then
+        local file, err = core.gguf_open(path)
+        if not file then args.fail(err) end
+        local v = file:get(o.key)
+        if v == nil then args.fail(("%s has no key '%s'"):format(path, o.key)) end
+        print(type(v) == "table" and table.concat(v, "\n") or tostring(v))
+        return 0
+    end
+    local r = gather(path, o)
+    if o.json then print_json(r, o) else print_text(r, o) end
+    return 0
+end
+
+return M

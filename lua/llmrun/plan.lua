@@ -1,0 +1,77 @@
+--- What a model will take, before loading it: its KV layers, found by running its architecture's script on a graph that
+--- only keeps count.
+
+local Graph = require "llmrun.graph"
+local hparams = require "llmrun.hparams"
+
+local M = {}
+
+--- A stand-in for the core graph (lua_graph.c): widths and KV layers only.
+local Counter = {}
+Counter.__index = Counter
+
+function Counter:new_node(width)
+    self.widths[#self.widths + 1] = width
+    return #self.widths
+end
+
+function Counter:shape(name) return self.shapes[name] end
+function Counter:width(id) return self.widths[id] end
+
+local function need(self, name)
+    local shape = self.shapes[name]
+    if not shape then error(("the model file has no tensor '%s'"):format(name), 0) end
+    return shape
+end
+
+function Counter:embed(name) return self:new_node(need(self, name)[1]) end
+function Counter:norm(x) return self:new_node(self.widths[x]) end
+function Counter:linear(_, name) return self:new_node(need(self, name)[2] or 1) end
+function Counter:attention(q, _, _, o)
+    self.kv[#self.kv + 1] = { kv_heads = o.kv_heads, head_dim = o.head_dim, window = o.window or 0 }
+    return self:new_node(self.widths[q])
+end
+for _, op in ipairs { "rope", "add", "mul", "glu", "act", "scale", "softcap" } do
+    Counter[op] = function(self, x) return self:new_node(self.widths[x]) end
+end
+
+local function run_script(file, hp, script)
+    local counter = setmetatable({ shapes = {}, widths = {}, kv = {} }, Counter)
+    for _, t in ipairs(file:tensors()) do counter.shapes[t.name] = t.shape end
+    script(Graph.new(counter), hp)
+    return counter.kv
+end
+
+--- Bytes of one value in KV of a type.
+M.kv_value_bytes = { f32 = 4, f16 = 2, bf16 = 2, q8_0 = 34 / 32 }
+
+--- KV layers { kv_heads, head_dim, window } of an open GGUF file, and its hyperparameters; nil, text.
+---@param file any
+---@param n_tokens integer size of the vocabulary
+---@param script? function the architecture's script, if it is none of ours
+function M.layers(file, n_tokens, script)
+    local ok, hp = pcall(hparams.read, file, n_tokens)
+    if not ok then return nil, type(hp) == "table" and hp.message or tostring(hp) end
+    if not script then
+        ok, script = pcall(require("llmrun.loader").script, hp.arch)
+        if not ok or not script then return nil, ("architecture '%s' is not known"):format(hp.arch) end
+    end
+    local done, kv = pcall(run_script, file, hp, script)
+    if not done then return nil, type(kv) == "table" and kv.message or tostring(kv) end
+    return kv, hp
+end
+
+--- Bytes of KV for so many sequences of ctx tokens, in whole blocks.
+function M.kv_bytes(layers, ctx, batch, kv_type, block_size)
+    local value = M.kv_value_bytes[kv_type]
+    local total = 0
+    for _, l in ipairs(layers) do
+        -- a window's layers let go of blocks that they can no longer see
+        local tokens = l.window > 0 and math.min(ctx, l.window + 2 * block_size) or ctx
+        local blocks = (tokens + block_size - 1) // block_size
+        total = total + 2 * l.kv_heads * l.head_dim * value * blocks * block_size
+    end
+    return math.ceil(total * batch)
+end
+
+return M
