@@ -181,9 +181,9 @@ int lr_engine_prometheus(const lr_engine *e, const char *model, char **text, siz
         put(&b, "llmrun:%s{%s} %llu\n", counters[i].name, label,
             (unsigned long long)*lr_metrics_counter(&e->metrics, i, &name));
     }
+    uint64_t preempted = e->metrics.preempt_recompute + e->metrics.preempt_swap;
     head(&b, "num_preemptions_total", "Preemptions of either kind", "counter");
-    put(&b, "llmrun:num_preemptions_total{%s} %llu\n", label,
-        (unsigned long long)(e->metrics.preempt_recompute + e->metrics.preempt_swap));
+    put(&b, "llmrun:num_preemptions_total{%s} %llu\n", label, (unsigned long long)preempted);
     head(&b, "request_success_total", "Ended requests by reason", "counter");
     for (int f = LR_FINISH_STOP; f <= LR_FINISH_ERROR; f++) {
         put(&b, "llmrun:request_success_total{%s,finished_reason=\"%s\"} %llu\n", label, lr_finish_name((lr_finish)f),

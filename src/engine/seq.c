@@ -126,7 +126,7 @@ int lr_seq_fork(lr_seq *s, lr_seq **out, lr_error *err)
     lr_seq *f = NULL;
     int rc = lr_engine__not_in_step(s->e, err);
     if (!rc) rc = new_in(s->e, s->kv.space, s->kv.tag, &f, err);
-    if (rc) return rc;
+    if (!f) return rc;
     rc = lr_seq__reserve(f, s->len, err);
     if (!rc) rc = lr_kv_table_fork(s->e->kv, &f->kv, &s->kv, err);
     if (rc) {

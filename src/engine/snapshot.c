@@ -254,19 +254,21 @@ static void take_kv(lr_seq *s, const head *h, const char *kv)
 
 int lr_seq_restore(lr_engine *e, const char *path, const lr_seq_config *cfg, lr_seq **out, lr_error *err)
 {
-    head h;
+    head h = {0};
     char *data = NULL;
     lr_seq *s = NULL;
     int rc = lr_engine__not_in_step(e, err);
     if (!rc) rc = load(path, &h, &data, err);
-    if (rc) return rc;
+    if (!data) return rc;
     if (h.fingerprint != e->model->fingerprint) {
         rc = lr_fail(err, LR_ESTATE, "%s was saved with another model", path);
     } else {
         rc = lr_seq_new(e, cfg, &s, err);
     }
-    if (!rc) rc = lr_seq_append(s, (const int32_t *)(data + sizeof h), (size_t)h.n_tokens, err);
-    if (!rc) take_kv(s, &h, data + sizeof h + (size_t)h.n_tokens * sizeof(int32_t));
+    if (s) {
+        rc = lr_seq_append(s, (const int32_t *)(data + sizeof h), (size_t)h.n_tokens, err);
+        if (!rc) take_kv(s, &h, data + sizeof h + (size_t)h.n_tokens * sizeof(int32_t));
+    }
     lr_free(data);
     if (rc) {
         lr_seq_free(s);
