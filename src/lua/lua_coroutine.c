@@ -334,6 +334,15 @@ static void on_sigint(int sig)
     if (L && hook_on_interrupt) lua_sethook(L, stop_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKLINE | LUA_MASKCOUNT, 1);
 }
 
+lua_State *lr_lua_running(void) { return running; }
+
+lua_State *lr_lua_set_running(lua_State *L)
+{
+    lua_State *before = running;
+    running = L;
+    return before;
+}
+
 bool lr_lua_interrupted(void) { return interrupted != 0; }
 
 /* catch_interrupts(mode): "stop" raises an error in the Lua code that runs and sets the flag, "flag" sets the flag

@@ -40,6 +40,7 @@ static int engine_step(lua_State *L)
     lua_State *before = lr_lua_enter_step(L);
     int rows = lr_engine_step(u->e, &err);
     lr_lua_leave_step(before);
+    if (u->policy) lr_lua_settle_policy(L, 1);
     if (rows < 0) return lr_lua_fail(L, &err);
     lua_pushinteger(L, rows);
     return 1;
@@ -217,7 +218,7 @@ static int engine_prometheus(lua_State *L)
 static int engine_close(lua_State *L)
 {
     lr_engine_ud *u = luaL_checkudata(L, 1, LR_LUA_ENGINE);
-    if (u->e && step_state) return luaL_error(L, "an engine can't be closed inside a step");
+    if (u->e && (step_state || lr_lua_in_hook(u))) return luaL_error(L, "an engine can't be closed inside a step");
     lr_engine_free(u->e);
     u->e = NULL;
     u->stamp++;
@@ -271,7 +272,7 @@ static int core_engine_new(lua_State *L)
     if (preempt && strcmp(preempt, "swap") != 0 && strcmp(preempt, "recompute") != 0)
         return luaL_error(L, "preempt: \"swap\" or \"recompute\" expected, got '%s'", preempt);
     if (preempt) c.preempt = strcmp(preempt, "swap") == 0 ? LR_PREEMPT_SWAP : LR_PREEMPT_RECOMPUTE;
-    lr_engine_ud *u = lua_newuserdatauv(L, sizeof *u, 1);
+    lr_engine_ud *u = lua_newuserdatauv(L, sizeof *u, 2);
     *u = (lr_engine_ud){0};
     luaL_setmetatable(L, LR_LUA_ENGINE);
     lua_pushvalue(L, 1);
@@ -303,7 +304,7 @@ static int seq_close(lua_State *L)
 static lr_seq_ud *new_seq(lua_State *L, int engine_idx, lr_engine_ud *eng)
 {
     engine_idx = lua_absindex(L, engine_idx);
-    lr_seq_ud *u = lua_newuserdatauv(L, sizeof *u, 1);
+    lr_seq_ud *u = lua_newuserdatauv(L, sizeof *u, 2);
     *u = (lr_seq_ud){NULL, eng};
     lua_pushvalue(L, engine_idx);
     lua_setiuservalue(L, -2, 1);
@@ -324,8 +325,7 @@ static lr_str opt_lstr(lua_State *L, int idx, const char *field)
 
 static lr_seq_config seq_config(lua_State *L, int idx)
 {
-    lr_seq_config c = {opt_lstr(L, idx, "salt"), opt_lstr(L, idx, "adapter"),
-                       (uint64_t)lr_lua_opt_int(L, idx, "tag", 0)};
+    lr_seq_config c = {opt_lstr(L, idx, "salt"), opt_lstr(L, idx, "adapter"), lr_lua_opt_tag(L, idx, "tag")};
     return c;
 }
 
@@ -334,8 +334,10 @@ static int engine_seq(lua_State *L)
 {
     lr_engine_ud *u = lr_lua_check_engine(L, 1);
     lr_error err;
+    lua_settop(L, 2);
     lr_seq_config c = seq_config(L, 2);
     lr_seq_ud *s = new_seq(L, 1, u);
+    lr_lua_keep_tag(L, 2, "tag", lua_gettop(L), 2);
     return lr_seq_new(u->e, &c, &s->s, &err) ? lr_lua_fail(L, &err) : 1;
 }
 
@@ -345,8 +347,10 @@ static int engine_restore(lua_State *L)
     lr_engine_ud *u = lr_lua_check_engine(L, 1);
     const char *path = luaL_checkstring(L, 2);
     lr_error err;
+    lua_settop(L, 3);
     lr_seq_config c = seq_config(L, 3);
     lr_seq_ud *s = new_seq(L, 1, u);
+    lr_lua_keep_tag(L, 3, "tag", lua_gettop(L), 2);
     return lr_seq_restore(u->e, path, &c, &s->s, &err) ? lr_lua_fail(L, &err) : 1;
 }
 
@@ -364,6 +368,11 @@ static int seq_fork(lua_State *L)
     lr_error err;
     lua_getiuservalue(L, 1, 1);
     lr_seq_ud *f = new_seq(L, -1, u->eng);
+    if (lua_getiuservalue(L, 1, 2) == LUA_TTABLE) {
+        lua_setiuservalue(L, -2, 2);
+    } else {
+        lua_pop(L, 1);
+    }
     return lr_seq_fork(u->s, &f->s, &err) ? lr_lua_fail(L, &err) : 1;
 }
 
@@ -444,7 +453,8 @@ static int seq_info(lua_State *L)
     set_int(L, "computed", (lua_Integer)lr_seq_computed(u->s));
     set_int(L, "cached", (lua_Integer)lr_seq_peek_cached(u->s));
     set_int(L, "id", (lua_Integer)lr_seq_id(u->s));
-    set_int(L, "tag", (lua_Integer)lr_seq_tag(u->s));
+    lr_lua_push_tag(L, lr_seq_tag(u->s));
+    lua_setfield(L, -2, "tag");
     lua_createtable(L, groups, 0);
     for (int g = 0; g < groups; g++) {
         lua_pushinteger(L, lr_seq_blocks(u->s, g));
@@ -454,9 +464,13 @@ static int seq_info(lua_State *L)
     return 1;
 }
 
+/* s:set_tag(integer | table | nil) */
 static int seq_set_tag(lua_State *L)
 {
-    lr_seq_set_tag(lr_lua_check_seq(L, 1)->s, (uint64_t)luaL_checkinteger(L, 2));
+    lr_seq_ud *u = lr_lua_check_seq(L, 1);
+    lr_seq_set_tag(u->s, lr_lua_tag(L, 2));
+    lua_settop(L, 2);
+    lua_setiuservalue(L, 1, 2); /* keeps a table */
     return 0;
 }
 
@@ -492,6 +506,7 @@ void lr_lua_open_engine(lua_State *L)
                                               {"seq", engine_seq},
                                               {"restore", engine_restore},
                                               {"request", lr_lua_engine_request},
+                                              {"set_policy", lr_lua_engine_set_policy},
                                               {"close", engine_close},
                                               {NULL, NULL}};
     static const luaL_Reg seq_methods[] = {{"fork", seq_fork}, {"append", seq_append},   {"truncate", seq_truncate},

@@ -9,19 +9,22 @@
 #define LR_LUA_SEQ     "llmrun.seq"
 #define LR_LUA_REQUEST "llmrun.request"
 
-/* User value 1: the model's userdata. */
+struct lr_lua_policy;
+
+/* User values: 1 the model's userdata, 2 the policy's. */
 typedef struct lr_engine_ud {
-    lr_engine *e;   /* NULL = closed */
-    uint64_t stamp; /* grows when a step begins and at the close: logits of before are gone */
+    lr_engine *e;                 /* NULL = closed */
+    uint64_t stamp;               /* grows when a step begins and at the close: logits of before are gone */
+    struct lr_lua_policy *policy; /* NULL = the built-in rule */
 } lr_engine_ud;
 
-/* User value 1: the engine's userdata. */
+/* User values: 1 the engine's userdata, 2 its tag if that is a table. */
 typedef struct lr_seq_ud {
     lr_seq *s; /* NULL = closed; dead too when eng->e is NULL */
     lr_engine_ud *eng;
 } lr_seq_ud;
 
-/* User values: 1 the engine's userdata, 2 the sequence's. */
+/* User values: 1 the engine's userdata, 2 the sequence's, 3 its tag if that is a table. */
 typedef struct lr_request_ud {
     lr_request *r; /* NULL = closed; dead too when eng->e is NULL */
     lr_engine_ud *eng;
@@ -32,5 +35,11 @@ lr_seq_ud *lr_lua_check_seq(lua_State *L, int idx);
 /* The method engine:request, and the metatable (lua_request.c). */
 int lr_lua_engine_request(lua_State *L);
 void lr_lua_open_request(lua_State *L);
+/* The method engine:set_policy (lua_policy.c). */
+int lr_lua_engine_set_policy(lua_State *L);
+/* Whether a hook of its policy runs now. */
+bool lr_lua_in_hook(const lr_engine_ud *);
+/* After a step of the engine at idx: a policy that failed too often goes. */
+void lr_lua_settle_policy(lua_State *L, int idx);
 
 #endif

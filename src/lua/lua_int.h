@@ -67,7 +67,20 @@ const char *lr_lua_opt_str(lua_State *L, int idx, const char *field, const char 
  * coroutines. 0 with n_results results on the stack, or LR_ESCRIPT with err filled (first line: the error; the rest the
  * traceback, cut to fit) and nothing on the stack. */
 int lr_lua_call(lua_State *L, int n_args, int n_results, lr_error *err);
+/* Message handler: the error value as a text with a traceback. */
+int lr_lua_traceback(lua_State *L);
 
+/* What a hook may take; see lua_guard.c. */
+typedef struct lr_lua_limits {
+    double seconds; /* processor time; 0 = no limit. Inside another limited call that one's counts */
+    size_t bytes;   /* growth of the Lua heap; 0 = no limit */
+} lr_lua_limits;
+/* As lr_lua_call, with limits: LR_ESCRIPT for an error, LR_ELIMIT for what went over, LR_ENOMEM. */
+int lr_lua_call_limited(lua_State *L, int n_args, int n_results, const lr_lua_limits *, lr_error *err);
+/* The same, but leaves the whole message (a string, if it could be made) on the stack when it fails. */
+int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_limits *, lr_error *err);
+
+void lr_lua_open_guard(lua_State *L);
 void lr_lua_open_coroutine(lua_State *L);
 void lr_lua_open_sys(lua_State *L);
 void lr_lua_open_model(lua_State *L);
@@ -77,6 +90,7 @@ void lr_lua_open_engine(lua_State *L);
 void lr_lua_open_logits(lua_State *L);
 void lr_lua_open_sample(lua_State *L);
 void lr_lua_open_scripted(lua_State *L);
+void lr_lua_open_policy(lua_State *L);
 
 /* ---- logits ---- */
 
@@ -93,6 +107,19 @@ void lr_lua_point_view(lua_State *L, int idx, struct lr_logits *l);
 /* The logits at idx; raises if the view is stale or none. */
 struct lr_logits *lr_lua_check_logits(lua_State *L, int idx);
 
+/* ---- tags ---- */
+
+/* A tag as the engine keeps it: an integer stands for itself (its sign bit must be clear), a table for an id of its
+ * own. 0 for nil. The table is not kept alive: when it is gone, so is what the id stands for. Raises for other types.
+ */
+uint64_t lr_lua_tag(lua_State *L, int idx);
+/* The option of that name at idx. */
+uint64_t lr_lua_opt_tag(lua_State *L, int idx, const char *field);
+/* Pushes the table or integer, nil for 0 or a table that is gone. */
+void lr_lua_push_tag(lua_State *L, uint64_t tag);
+/* If the option table at idx has a table as that field, it becomes user value n of the userdata at ud. */
+void lr_lua_keep_tag(lua_State *L, int idx, const char *field, int ud, int n);
+
 /* ---- samplers ---- */
 
 struct lr_sampler;
@@ -107,6 +134,11 @@ lua_State *lr_lua_step_state(void);
 /* Before and after a step: returns what to give back. */
 lua_State *lr_lua_enter_step(lua_State *L);
 void lr_lua_leave_step(lua_State *before);
+
+/* The coroutine that runs now, as far as is known (core.step and core.resume keep track); set returns the one before.
+ */
+lua_State *lr_lua_running(void);
+lua_State *lr_lua_set_running(lua_State *L);
 
 /* Ctrl-C was pressed and nobody has taken note yet. */
 bool lr_lua_interrupted(void);

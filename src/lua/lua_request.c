@@ -51,7 +51,7 @@ static void read_params(lua_State *L, int idx, lr_req_params *p, int n_vocab)
     p->score_from = opt_i32(L, idx, "score_from", p->score_from);
     p->priority = opt_i32(L, idx, "priority", p->priority);
     p->deadline = lr_lua_opt_num(L, idx, "deadline", p->deadline);
-    p->tag = (uint64_t)lr_lua_opt_int(L, idx, "tag", 0);
+    p->tag = lr_lua_opt_tag(L, idx, "tag");
     p->user = (void *)(intptr_t)lr_lua_opt_int(L, idx, "key", 0);
     const char *tenant = lr_lua_opt_str(L, idx, "tenant", NULL);
     if (tenant) p->tenant = lr_str_of(tenant);
@@ -75,7 +75,7 @@ int lr_lua_engine_request(lua_State *L)
     int n_vocab = lr_engine_model(eng->e)->n_vocab;
     read_params(L, 3, &p, n_vocab);
     lua_Integer seed = lr_lua_opt_int(L, 3, "seed", 0);
-    lr_request_ud *u = lua_newuserdatauv(L, sizeof *u, 2);
+    lr_request_ud *u = lua_newuserdatauv(L, sizeof *u, 3);
     *u = (lr_request_ud){NULL, eng};
     luaL_setmetatable(L, LR_LUA_REQUEST);
     int self = lua_gettop(L);
@@ -83,6 +83,7 @@ int lr_lua_engine_request(lua_State *L)
     lua_setiuservalue(L, self, 1);
     lua_pushvalue(L, 2);
     lua_setiuservalue(L, self, 2);
+    lr_lua_keep_tag(L, 3, "tag", self, 3);
     if (p.kind == LR_REQ_GENERATE && lua_getfield(L, 3, "stages") != LUA_TNIL)
         p.sampler = lr_lua_make_sampler(L, lua_gettop(L), (uint64_t)seed, n_vocab);
     lr_error err;

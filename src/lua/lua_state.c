@@ -21,8 +21,9 @@ int luaopen_cjson(lua_State *L);
 int luaopen_lpeg(lua_State *L);
 
 static void (*const openers[])(lua_State *) = {
-    lr_lua_open_coroutine, lr_lua_open_sys,    lr_lua_open_model,  lr_lua_open_text,     lr_lua_open_graph,
-    lr_lua_open_logits,    lr_lua_open_sample, lr_lua_open_engine, lr_lua_open_scripted,
+    lr_lua_open_guard,  lr_lua_open_coroutine, lr_lua_open_sys,    lr_lua_open_model,
+    lr_lua_open_text,   lr_lua_open_graph,     lr_lua_open_logits, lr_lua_open_sample,
+    lr_lua_open_engine, lr_lua_open_scripted,  lr_lua_open_policy,
 };
 
 int lr_lua_fail(lua_State *L, const lr_error *err)
@@ -141,8 +142,7 @@ const char *lr_lua_opt_str(lua_State *L, int idx, const char *field, const char 
     return v;
 }
 
-/* An error value as a message with a traceback. */
-static int traceback(lua_State *L)
+int lr_lua_traceback(lua_State *L)
 {
     const char *msg = lua_tostring(L, 1);
     if (!msg) {
@@ -156,7 +156,7 @@ static int traceback(lua_State *L)
 int lr_lua_call(lua_State *L, int n_args, int n_results, lr_error *err)
 {
     int base = lua_gettop(L) - n_args;
-    lua_pushcfunction(L, traceback);
+    lua_pushcfunction(L, lr_lua_traceback);
     lua_insert(L, base);
     int st = lua_pcall(L, n_args, n_results, base);
     lua_remove(L, base);
@@ -266,7 +266,7 @@ int lr_lua_main(int argc, char **argv)
         return 1;
     }
     int status = 1;
-    lua_pushcfunction(L, traceback);
+    lua_pushcfunction(L, lr_lua_traceback);
     lua_pushcfunction(L, run);
     lua_pushlightuserdata(L, argv);
     lua_pushinteger(L, argc);

@@ -139,7 +139,8 @@ static int sys_cpus(lua_State *L)
     return 1;
 }
 
-/* stat(path) -> "file", "folder" or "other", and the size; nil, text, code if it isn't there */
+/* stat(path) -> "file", "folder" or "other", the size, the time of the last change in seconds; nil, text, code if it
+ * isn't there */
 static int sys_stat(lua_State *L)
 {
     const char *path = luaL_checkstring(L, 1);
@@ -147,7 +148,8 @@ static int sys_stat(lua_State *L)
     if (stat(path, &st) != 0) return fail_errno(L, path);
     lua_pushstring(L, S_ISREG(st.st_mode) ? "file" : S_ISDIR(st.st_mode) ? "folder" : "other");
     lua_pushinteger(L, (lua_Integer)st.st_size);
-    return 2;
+    lua_pushnumber(L, (double)st.st_mtim.tv_sec + (double)st.st_mtim.tv_nsec * 1e-9);
+    return 3;
 }
 
 static int dir_close(lua_State *L)

@@ -1,0 +1,229 @@
+/* lua_guard.c - limits on what a hook may take: processor time and memory.
+ *
+ * Time. A count hook that always runs costs tight loops more than twice their time, so none is set until it is needed.
+ * A hook's call only stores a number (odd: inside). A watchdog thread looks at it now and then; when the same call has
+ * taken its processor time, it sends the engine's thread a signal, whose handler sets a sticky Lua hook on the
+ * coroutine that runs and on the thread of the call: every instruction raises an error from then on, so that a pcall in
+ * a loop does not swallow it. The signal comes again until the call has ended. Calls inside a call share the outer
+ * one's time. Not stopped: C functions (string.find and the like), finalizers and message handlers, where Lua calls no
+ * hooks.
+ *
+ * Memory. Lua's allocator counts; inside a limited call, growth over the limit is refused, upon which Lua collects
+ * garbage and, if that is not enough, raises "not enough memory".
+ */
+#include "lua/lua_int.h"
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <string.h>
+#include <time.h>
+
+#define TIME_SIGNAL SIGVTALRM
+#define IDLE_TICKS  80 /* ticks without calls until the watchdog sleeps */
+
+static struct {
+    lua_Alloc alloc; /* the allocator below this one */
+    void *ud;
+    int64_t used, limit; /* bytes, counted from the first state on */
+    int depth;           /* limited calls inside each other */
+    bool over;           /* an allocation was refused in the present call */
+} heap = {.limit = INT64_MAX};
+
+static struct {
+    _Atomic uint64_t call;    /* number of the outermost call; odd while inside */
+    _Atomic uint64_t expired; /* the call whose time is up */
+    _Atomic int64_t budget;   /* its nanoseconds */
+    _Atomic(pthread_t) thread;
+    _Atomic bool asleep;
+    lua_State *volatile L; /* the thread of the innermost call */
+    bool works;            /* the watchdog runs */
+    pthread_once_t once;
+    pthread_mutex_t lock;
+    pthread_cond_t wake;
+} watch = {.once = PTHREAD_ONCE_INIT, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+
+/* ---- memory ---- */
+
+static void *counted_alloc(void *ud, void *p, size_t old, size_t n)
+{
+    (void)ud;
+    int64_t more = (int64_t)n - (p ? (int64_t)old : 0);
+    if (more > 0 && heap.used > heap.limit - more) {
+        heap.over = true;
+        return NULL;
+    }
+    void *q = heap.alloc(heap.ud, p, old, n);
+    if (q || n == 0) heap.used += more;
+    return q;
+}
+
+void lr_lua_open_guard(lua_State *L)
+{
+    void *ud;
+    lua_Alloc f = lua_getallocf(L, &ud);
+    if (f == counted_alloc) return;
+    heap.alloc = f;
+    heap.ud = ud;
+    lua_setallocf(L, counted_alloc, NULL);
+}
+
+/* ---- time ---- */
+
+static bool time_is_up(void)
+{
+    uint64_t call = atomic_load(&watch.call);
+    return (call & 1) && atomic_load(&watch.expired) == call;
+}
+
+static void time_hook(lua_State *L, lua_Debug *ar)
+{
+    (void)ar;
+    if (!time_is_up()) { /* left over from a call that has ended */
+        lua_sethook(L, NULL, 0, 0);
+        return;
+    }
+    luaL_error(L, "over the time limit of a hook: %d ms of processor time",
+               (int)(atomic_load(&watch.budget) / 1000000));
+}
+
+static void arm(lua_State *L)
+{
+    lua_sethook(L, time_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKLINE | LUA_MASKCOUNT, 1);
+}
+
+/* On the engine's thread, between any two machine instructions: lua_sethook is made for that. */
+static void on_signal(int sig)
+{
+    (void)sig;
+    if (!time_is_up()) return;
+    lua_State *L = watch.L, *running = lr_lua_running();
+    arm(L);
+    if (running && running != L) arm(running);
+}
+
+static int64_t clock_ns(clockid_t clock)
+{
+    struct timespec t;
+    if (clock_gettime(clock, &t) != 0) return 0;
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static void tick(void)
+{
+    int64_t ns = atomic_load(&watch.budget) / 4;
+    if (ns < 1000000) ns = 1000000;
+    if (ns > 25000000) ns = 25000000;
+    nanosleep(&(struct timespec){.tv_nsec = ns}, NULL);
+}
+
+/* Waits for the next call if there has been none for a while. */
+static void sleep_until_called(void)
+{
+    pthread_mutex_lock(&watch.lock);
+    atomic_store(&watch.asleep, true);
+    while (atomic_load(&watch.asleep) && !(atomic_load(&watch.call) & 1)) pthread_cond_wait(&watch.wake, &watch.lock);
+    atomic_store(&watch.asleep, false);
+    pthread_mutex_unlock(&watch.lock);
+}
+
+static void *watchdog(void *arg)
+{
+    (void)arg;
+    uint64_t seen = 0;
+    int64_t since = 0; /* processor time of the engine's thread when the call was first seen */
+    for (int idle = 0;;) {
+        if (idle >= IDLE_TICKS) {
+            sleep_until_called();
+            idle = 0;
+        }
+        tick();
+        uint64_t call = atomic_load(&watch.call);
+        bool fresh = call != seen;
+        seen = call;
+        idle = fresh || (call & 1) ? 0 : idle + 1;
+        if (!(call & 1)) continue;
+        pthread_t thread = atomic_load(&watch.thread);
+        clockid_t clock;
+        if (pthread_getcpuclockid(thread, &clock) != 0) continue;
+        int64_t now = clock_ns(clock);
+        if (fresh) since = now;
+        if (now - since < atomic_load(&watch.budget)) continue;
+        atomic_store(&watch.expired, call);
+        pthread_kill(thread, TIME_SIGNAL);
+    }
+    return NULL;
+}
+
+static void start_watchdog(void)
+{
+    struct sigaction sa;
+    sigset_t all, before;
+    pthread_t t;
+    memset(&sa, 0, sizeof sa);
+    sa.sa_handler = on_signal;
+    sa.sa_flags = SA_RESTART;
+    if (sigaction(TIME_SIGNAL, &sa, NULL) != 0) return;
+    sigfillset(&all);
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* the process's signals are for its other threads */
+    watch.works = pthread_create(&t, NULL, watchdog, NULL) == 0;
+    if (watch.works) pthread_detach(t);
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+}
+
+static void begin_time(double seconds)
+{
+    pthread_once(&watch.once, start_watchdog);
+    if (!watch.works) return;
+    atomic_store_explicit(&watch.budget, (int64_t)(seconds * 1e9), memory_order_relaxed);
+    atomic_store_explicit(&watch.thread, pthread_self(), memory_order_relaxed);
+    atomic_fetch_add(&watch.call, 1);
+    if (!atomic_load(&watch.asleep)) return;
+    pthread_mutex_lock(&watch.lock);
+    atomic_store(&watch.asleep, false);
+    pthread_cond_signal(&watch.wake);
+    pthread_mutex_unlock(&watch.lock);
+}
+
+/* ---- the door ---- */
+
+static int outcome(lua_State *L, int st, bool late, const lr_lua_limits *lim, lr_error *err)
+{
+    if (st == LUA_OK) return 0;
+    if (st == LUA_ERRMEM) {
+        return heap.over ? lr_fail(err, LR_ELIMIT, "over the memory limit of a hook: %zu MiB", lim->bytes >> 20)
+                         : lr_fail(err, LR_ENOMEM, "not enough memory");
+    }
+    const char *msg = lua_tostring(L, -1);
+    return lr_fail(err, late ? LR_ELIMIT : LR_ESCRIPT, "%s", msg ? msg : "unknown error");
+}
+
+int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_limits *lim, lr_error *err)
+{
+    int64_t limit = heap.limit;
+    lua_State *outer_L = watch.L, *running = lr_lua_set_running(L);
+    bool outer = heap.depth++ == 0, timed = outer && lim->seconds > 0;
+    heap.over = false;
+    if (lim->bytes && heap.used + (int64_t)lim->bytes < limit) heap.limit = heap.used + (int64_t)lim->bytes;
+    watch.L = L;
+    if (timed) begin_time(lim->seconds);
+    int base = lua_gettop(L) - n_args;
+    lua_pushcfunction(L, lr_lua_traceback);
+    lua_insert(L, base);
+    int st = lua_pcall(L, n_args, n_results, base);
+    lua_remove(L, base);
+    bool late = time_is_up();
+    if (timed && (atomic_load(&watch.call) & 1)) atomic_fetch_add(&watch.call, 1);
+    if (outer && late) lua_sethook(L, NULL, 0, 0);
+    watch.L = outer_L;
+    lr_lua_set_running(running);
+    heap.depth--;
+    heap.limit = limit;
+    return outcome(L, st, late, lim, err);
+}
+
+int lr_lua_call_limited(lua_State *L, int n_args, int n_results, const lr_lua_limits *lim, lr_error *err)
+{
+    int rc = lr_lua_pcall_limited(L, n_args, n_results, lim, err);
+    if (rc) lua_pop(L, 1);
+    return rc;
+}
