@@ -24,7 +24,7 @@ local load_options = {
 for k, v in pairs(require("llmrun.model").engine_options) do load_options[k] = v end
 
 --- Loads a model: a GGUF file, a folder with one, or a name that scripts/fetch_model knows.
----   device ("auto", "cpu", "cuda:0"), threads (0 = all), compute ("fast", "f32": the exact reference path), isa
+---   device ("auto", "cpu", "cuda:0"), threads (0 = all), compute ("fast", "bf16", "f32": the exact reference path), isa
 ---   arch: name, file or function of the layer graph; allow_unused: load although it leaves tensors unused
 ---   ctx: longest sequence; kv = { memory = 0.9 | bytes, blocks = n | "auto", type = "f16", block_size = 16,
 ---     prefix_cache = true }; max_batch_tokens, max_seqs, chunk, preempt, swap_bytes, max_pinned

@@ -58,7 +58,7 @@ local function build(file, path, opts)
   local script, why = script_of(hp.arch, opts)
   if not script then return nil, why, "unsupported" end
   local graph
-  local backend = { device = opts.device, threads = opts.threads, isa = opts.isa, exact = opts.compute == "f32" }
+  local backend = { device = opts.device, threads = opts.threads, isa = opts.isa, compute = opts.compute }
   graph, err, code = core.graph_new(file, backend)
   if not graph then return nil, err, code end
   local g = Graph.new(graph)
@@ -80,8 +80,8 @@ local function build(file, path, opts)
 end
 
 --- Opens a GGUF file and builds its model.
--- opts: device, threads, isa, compute ("f32" = the exact reference path), arch (a name, a file or a function that
--- builds the layer graph), allow_unused (load although tensors are left over).
+-- opts: device, threads, isa, compute ("fast", "bf16", "f32" = the exact reference path), arch (a name, a file or a
+-- function that builds the layer graph), allow_unused (load although tensors are left over).
 -- Returns the model and a table { path, arch, hparams, vocab, file, bytes, chat_template, fingerprint }, or
 -- nil, message, code.
 function loader.open(path, opts)

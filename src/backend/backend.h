@@ -132,11 +132,19 @@ typedef struct lr_backend lr_backend;
 typedef struct lr_plan lr_plan; /* a compiled program with its activation memory */
 typedef struct lr_kv_store lr_kv_store;
 
+/* The arithmetic of matrix products. Results of one are bit-identical in any company; those of two are not. */
+typedef enum lr_compute {
+    LR_COMPUTE_FAST, /* activations in 8 bits, a scale for each 32 */
+    LR_COMPUTE_BF16, /* activations in bfloat16: nearer to exact; on CPUs with AMX prompts and batches are about 1.5
+                      * times as fast, single rows slower. LR_EUNSUPPORTED elsewhere */
+    LR_COMPUTE_F32,  /* the float32 reference: exact weights, scalar kernels, slow */
+} lr_compute;
+
 typedef struct lr_backend_config {
     const char *device; /* "cpu", "cuda:0", "auto" */
     int threads;        /* 0 = all cores this process may use */
     const char *isa;    /* "scalar", "avx2", "avx512", "amx", or NULL = the best there is (LLMRUN_ISA overrides) */
-    bool exact_f32;     /* the float32 reference path: no quantized activations, scalar kernels, KV as given */
+    lr_compute compute;
 } lr_backend_config;
 
 /* The operations of a device. Every member is required unless its comment says otherwise. */

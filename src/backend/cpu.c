@@ -128,6 +128,7 @@ static int map_group(cpu_backend *be, lr_kv_store *kv, int g, lr_error *err)
     void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (p == MAP_FAILED)
         return lr_fail(err, LR_ENOMEM, "no memory for %d KV blocks (%zu MiB)", kv->n_blocks[g], bytes >> 20);
+    madvise(p, bytes, MADV_HUGEPAGE); /* blocks are scattered: fewer TLB misses; a refusal does no harm */
     kv->base[g] = p;
     be->bytes_kv += bytes;
     return 0;
@@ -247,7 +248,7 @@ static void list_tables(char *buf, size_t cap)
 int lr_backend_cpu(lr_backend **out, const lr_backend_config *cfg, lr_error *err)
 {
     const char *env = getenv("LLMRUN_ISA"), *isa = env && *env ? env : cfg->isa;
-    if (cfg->exact_f32) isa = "scalar";
+    if (cfg->compute == LR_COMPUTE_F32) isa = "scalar";
     const lr_cpu_kernels *k = lr_cpu_table(isa);
     if (!k) {
         char known[100];
@@ -255,19 +256,26 @@ int lr_backend_cpu(lr_backend **out, const lr_backend_config *cfg, lr_error *err
         return lr_fail(err, LR_EINVAL, "instruction set '%s' is not one of those that this machine runs: %s", isa,
                        known);
     }
+    if (cfg->compute == LR_COMPUTE_BF16 && !k->bf16)
+        return lr_fail(err, LR_EUNSUPPORTED, "bfloat16 products need a CPU with AMX; the '%s' kernels have none",
+                       k->name);
     cpu_backend *be = lr_calloc(1, sizeof *be);
     if (!be) return lr_fail(err, LR_ENOMEM, "no memory for the CPU backend");
     be->base.ops = &cpu_ops;
     be->k = k;
-    be->exact = cfg->exact_f32;
+    be->exact = cfg->compute == LR_COMPUTE_F32;
+    be->bf16 = cfg->compute == LR_COMPUTE_BF16;
     int rc = lr_pool_new(&be->pool, cfg->threads, err);
     if (rc) {
         lr_free(be);
         return rc;
     }
     int n = lr_pool_threads(be->pool);
-    snprintf(be->text, sizeof be->text, "cpu %s%s, %d thread%s", k->name, be->exact ? " float32" : "", n,
-             n == 1 ? "" : "s");
+    snprintf(be->text, sizeof be->text, "cpu %s%s, %d thread%s", k->name,
+             be->exact  ? " float32"
+             : be->bf16 ? " bfloat16"
+                        : "",
+             n, n == 1 ? "" : "s");
     *out = &be->base;
     return 0;
 }

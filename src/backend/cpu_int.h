@@ -17,7 +17,7 @@ typedef struct cpu_backend {
     lr_backend base;
     lr_pool *pool;
     const lr_cpu_kernels *k;
-    bool exact;
+    bool exact, bf16; /* LR_COMPUTE_F32, LR_COMPUTE_BF16 */
     size_t bytes_weights, bytes_kv, bytes_work;
     char text[128];
 } cpu_backend;
@@ -116,12 +116,15 @@ struct lr_plan {
     int *row_pos, *row_seq; /* (max_rows) */
     attn_tile *tiles;       /* (max_rows) */
     int n_tiles;
+    float *parts;  /* attention of long sequences in pieces: ATTN_PARTS floats */
     char *scratch; /* attention scratch, one a thread */
     size_t scratch_bytes;
     struct counter {
         _Alignas(64) atomic_int next;
     } * counters; /* (n_stages) */
 };
+
+enum { ATTN_PARTS = 1 << 18 };
 
 int lr_cpu_compile(lr_backend *, const lr_program *, const lr_kv_store *, int max_rows, int max_out, lr_plan **out,
                    lr_error *err);

@@ -76,7 +76,7 @@ static int copy_sinks(builder *b, const lr_attn *a, const float **out, lr_error 
     lr_plan *p = b->p;
     float **s = lr_reallocarray(p->sinks, (size_t)p->n_sinks + 1, sizeof *s);
     if (s) p->sinks = s;
-    float *f = s ? (float *)(void *)lr_memdup(a->sinks, (size_t)a->n_heads * sizeof *f) : NULL;
+    float *f = s ? lr_memdup(a->sinks, (size_t)a->n_heads * sizeof *f) : NULL;
     if (!f) return lr_fail(err, LR_ENOMEM, "no memory for the plan");
     *out = p->sinks[p->n_sinks++] = f;
     return 0;
@@ -309,9 +309,9 @@ static size_t value_bytes(const lr_plan *p, const value_info *v)
 {
     size_t rows = (size_t)(v->narrow ? p->max_out : p->max_rows), w = (size_t)v->width;
     if (!v->quant) return (rows * w * sizeof(float) + 63) & ~(size_t)63;
-    size_t q = (rows * w + 63) & ~(size_t)63, s = (rows * (w / 32) * 4 + 63) & ~(size_t)63,
-           m = (rows * (w / 16) * 2 + 63) & ~(size_t)63;
-    return q + s + m;
+    if (p->be->bf16) return (rows * w * sizeof(uint16_t) + 63) & ~(size_t)63;
+    size_t q = (rows * w + 63) & ~(size_t)63, s = (rows * (w / 32) * 4 + 63) & ~(size_t)63;
+    return q + s + ((rows * (w / 16) * 2 + 63) & ~(size_t)63);
 }
 
 /* First fit: the lowest offset that is free of every earlier value whose life meets this one's. */
@@ -342,7 +342,11 @@ static void point(lr_plan *p, int i)
     if (!v->quant) return;
     size_t rows = (size_t)(v->narrow ? p->max_out : p->max_rows), w = (size_t)v->width;
     size_t q = (rows * w + 63) & ~(size_t)63, s = (rows * (w / 32) * 4 + 63) & ~(size_t)63;
-    p->q[i] = (lr_qact){(int8_t *)at, (float *)(void *)(at + q), (int16_t *)(void *)(at + q + s), v->width};
+    p->q[i] = p->be->bf16 ? (lr_qact){.k = v->width, .h = (uint16_t *)(void *)at}
+                          : (lr_qact){.q = (int8_t *)at,
+                                      .scale = (float *)(void *)(at + q),
+                                      .sum16 = (int16_t *)(void *)(at + q + s),
+                                      .k = v->width};
 }
 
 static int layout(lr_plan *p, lr_error *err)
@@ -379,11 +383,12 @@ static int alloc_run_state(lr_plan *p, lr_error *err)
     }
     p->scratch_bytes = (lr_cpu_attn_scratch(group, dim, LR_ATTN_ROWS) + 63) & ~(size_t)63;
     p->scratch = lr_alloc_aligned(p->scratch_bytes * (size_t)lr_pool_threads(p->be->pool));
+    p->parts = lr_alloc_aligned(ATTN_PARTS * sizeof *p->parts);
     p->row_pos = lr_calloc(rows, sizeof *p->row_pos);
     p->row_seq = lr_calloc(rows, sizeof *p->row_seq);
     p->tiles = lr_calloc(rows, sizeof *p->tiles);
     p->counters = lr_alloc_aligned((size_t)p->n_stages * sizeof *p->counters);
-    if (!p->scratch || !p->row_pos || !p->row_seq || !p->tiles || !p->counters)
+    if (!p->scratch || !p->parts || !p->row_pos || !p->row_seq || !p->tiles || !p->counters)
         return lr_fail(err, LR_ENOMEM, "no memory for the plan");
     return 0;
 }
@@ -482,6 +487,7 @@ void lr_cpu_plan_free(lr_backend *be, lr_plan *p)
     lr_free(p->tiles);
     lr_free_aligned(p->work);
     lr_free_aligned(p->scratch);
+    lr_free_aligned(p->parts);
     lr_free_aligned(p->counters);
     lr_free(p);
 }

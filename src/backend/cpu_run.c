@@ -106,11 +106,7 @@ static void row_op(const run_ctx *c, const plan_op *o, int r)
         memcpy(y, x + (size_t)c->b->out_rows[r] * (size_t)n, (size_t)n * sizeof *y);
         break;
     case OP_QUANT: {
-        lr_qact q = p->q[out];
-        q.q += at;
-        q.scale += at / 32;
-        q.sum16 += at / 16;
-        k->quantize(x + at, (size_t)n, 1, q, 0, n);
+        k->quantize(x + at, (size_t)n, 1, lr_qact_at(p->q[out], at), 0, n);
         break;
     }
     default:
@@ -172,12 +168,7 @@ static void product(const lr_plan *p, const plan_op *o, int r0, int m, int s0, i
         lr_gemm_f32_ref(w->type, w->rows, w->row_bytes, w->k, x, k, m, y, ldy, j0, j1);
     } else {
         lr_qact qa = {0};
-        if (o->in[1] >= 0) {
-            qa = p->q[o->in[1]];
-            qa.q += (size_t)r0 * k;
-            qa.scale += (size_t)r0 * (k / 32);
-            qa.sum16 += (size_t)r0 * (k / 16);
-        }
+        if (o->in[1] >= 0) qa = lr_qact_at(p->q[o->in[1]], (size_t)r0 * k);
         p->be->k->gemm(&w->gemm, &qa, x, k, m, y, ldy, s0, s1);
     }
     if (!o->bias) return;
@@ -205,35 +196,31 @@ static void gemm_task(const run_ctx *c, const stage *s, int task, int rows, int 
         p->be->k->glu(g->act, p->ptr[g->in[0]] + at, p->ptr[g->in[1]] + at, y + at, j1 - j0);
     }
     if (g->quant < 0) return;
-    lr_qact q = p->q[g->quant];
     size_t at = (size_t)r0 * (size_t)n;
-    q.q += at;
-    q.scale += at / 32;
-    q.sum16 += at / 16;
-    p->be->k->quantize(y + at, (size_t)n, m, q, j0, j1);
+    p->be->k->quantize(y + at, (size_t)n, m, lr_qact_at(p->q[g->quant], at), j0, j1);
 }
 
 /* ---- ATTN ---- */
 
-static void attn_task(const run_ctx *c, const stage *s, int task, int thread)
+/* The task of pair (tile, KV head), numbered tile after tile. */
+static lr_attn_task attn_of(const run_ctx *c, const plan_op *o, int pair)
 {
     const lr_plan *p = c->p;
     const lr_kv_store *kv = c->kv;
-    const plan_op *o = &p->ops[p->order[s->first]];
-    int tile = task / o->n_kv_heads, head = task % o->n_kv_heads, group = o->n_heads / o->n_kv_heads;
-    const attn_tile *t = &p->tiles[tile];
+    const attn_tile *t = &p->tiles[pair / o->n_kv_heads];
     const lr_batch_seq *seq = &c->b->seqs[t->seq];
     int g = kv->layers[o->layer].group;
     size_t width = (size_t)o->n_heads * (size_t)o->head_dim, at = (size_t)t->row * width;
-    lr_attn_task a = {
+    char *base = kv->base[g] + kv->offset[o->layer];
+    return (lr_attn_task){
         .q = p->ptr[o->in[0]] + at,
         .q_stride = width,
         .out = p->ptr[o->out] + at,
         .out_stride = width,
         .n_rows = t->n,
         .pos = seq->pos + t->row - seq->row,
-        .kv_head = head,
-        .n_group = group,
+        .kv_head = pair % o->n_kv_heads,
+        .n_group = o->n_heads / o->n_kv_heads,
         .head_dim = o->head_dim,
         .n_kv_heads = o->n_kv_heads,
         .window = o->window,
@@ -243,25 +230,91 @@ static void attn_task(const run_ctx *c, const stage *s, int task, int thread)
         .kv_type = kv->type,
         .block_size = kv->block_size,
         .table = seq->table[g],
-        .k = kv->base[g] + kv->offset[o->layer],
-        .v = kv->base[g] + kv->offset[o->layer] + kv->part[o->layer],
+        .k = base,
+        .v = base + kv->part[o->layer],
         .block_stride = kv->block_bytes[g],
     };
-    p->be->k->attn(&a, p->scratch + (size_t)thread * p->scratch_bytes);
+}
+
+static void quantize_heads(const run_ctx *c, const plan_op *o, const lr_attn_task *a)
+{
     if (o->quant < 0) return;
-    lr_qact q = p->q[o->quant];
-    q.q += at;
-    q.scale += at / 32;
-    q.sum16 += at / 16;
-    int c0 = head * group * o->head_dim;
-    p->be->k->quantize(p->ptr[o->out] + at, width, t->n, q, c0, c0 + group * o->head_dim);
+    const lr_plan *p = c->p;
+    size_t at = (size_t)(a->out - p->ptr[o->out]);
+    int n = a->n_group * a->head_dim, c0 = a->kv_head * n;
+    p->be->k->quantize(a->out, a->out_stride, a->n_rows, lr_qact_at(p->q[o->quant], at), c0, c0 + n);
+}
+
+/* Long sequences in a small batch leave threads idle if a task is a whole (tile, head): then each is cut into the
+ * kernels' chunks of positions. Returns the most chunks of any task, or 0 where cutting does not pay. */
+static int attn_split(const run_ctx *c, const plan_op *o)
+{
+    const lr_plan *p = c->p;
+    int pairs = p->n_tiles * o->n_kv_heads, most = 0;
+    size_t floats = 0;
+    if (pairs >= 2 * c->n_threads || c->n_threads == 1) return 0;
+    for (int i = 0; i < p->n_tiles; i++) {
+        lr_attn_task a = attn_of(c, o, i * o->n_kv_heads);
+        int first, last;
+        lr_attn_chunks(&a, &first, &last);
+        if (last - first + 1 > most) most = last - first + 1;
+        if (lr_cpu_attn_part_floats(&a) > floats) floats = lr_cpu_attn_part_floats(&a);
+    }
+    return most >= 2 && (size_t)pairs * (size_t)most * floats <= ATTN_PARTS ? most : 0;
+}
+
+static void attn_whole(const run_ctx *c, const plan_op *o, int pair, int thread)
+{
+    lr_attn_task a = attn_of(c, o, pair);
+    c->p->be->k->attn(&a, c->p->scratch + (size_t)thread * c->p->scratch_bytes);
+    quantize_heads(c, o, &a);
+}
+
+/* The parts of a pair lie one behind the other, ATTN_PARTS / pairs floats from the next pair's. */
+static float *parts_of(const run_ctx *c, const plan_op *o, int pair)
+{
+    return c->p->parts + (size_t)pair * (size_t)(ATTN_PARTS / (c->p->n_tiles * o->n_kv_heads));
+}
+
+static void attn_piece(const run_ctx *c, const plan_op *o, int pair, int piece, int thread)
+{
+    lr_attn_task a = attn_of(c, o, pair);
+    int first, last;
+    lr_attn_chunks(&a, &first, &last);
+    if (first + piece > last) return;
+    float *part = parts_of(c, o, pair) + (size_t)piece * lr_cpu_attn_part_floats(&a);
+    c->p->be->k->attn_part(&a, first + piece, part, c->p->scratch + (size_t)thread * c->p->scratch_bytes);
+}
+
+static void attn_join(const run_ctx *c, const plan_op *o, int pair)
+{
+    lr_attn_task a = attn_of(c, o, pair);
+    int first, last;
+    lr_attn_chunks(&a, &first, &last);
+    c->p->be->k->attn_combine(&a, parts_of(c, o, pair), last - first + 1);
+    quantize_heads(c, o, &a);
+}
+
+static int take(atomic_int *next) { return atomic_fetch_add_explicit(next, 1, memory_order_relaxed); }
+
+static void attn_stage(const run_ctx *c, const stage *s, atomic_int *next, int thread)
+{
+    const plan_op *o = &c->p->ops[c->p->order[s->first]];
+    int pairs = c->p->n_tiles * o->n_kv_heads, split = attn_split(c, o);
+    if (!split) {
+        for (int t; (t = take(next)) < pairs;) attn_whole(c, o, t, thread);
+        return;
+    }
+    int n = pairs * split;
+    for (int t; (t = take(next)) < n;) attn_piece(c, o, t / split, t % split, thread);
+    lr_pool_barrier(c->p->be->pool);
+    for (int t = thread; t < pairs; t += c->n_threads) attn_join(c, o, t);
 }
 
 /* ---- the walk ---- */
 
 static int count_tasks(const run_ctx *c, const stage *s, int rows, int strips)
 {
-    if (s->kind == STAGE_ATTN) return c->p->n_tiles * c->p->ops[c->p->order[s->first]].n_kv_heads;
     if (s->kind == STAGE_ROWS) return (rows + rows_per_task(c, rows) - 1) / rows_per_task(c, rows);
     int n = 0;
     for (int i = 0; i < s->n; i++) n += item_tasks(c->p, &c->p->items[s->first + i], strips, rows);
@@ -277,15 +330,17 @@ static void run_thread(void *arg, int thread, int n_threads)
         const stage *s = &p->stages[i];
         int rows = rows_of(c, s->narrow);
         if (rows == 0) continue;
-        int strips = s->kind == STAGE_GEMM ? gemm_strips(c, s, rows) : 0, n = count_tasks(c, s, rows, strips);
         atomic_int *next = &p->counters[i].next;
-        for (int t; (t = atomic_fetch_add_explicit(next, 1, memory_order_relaxed)) < n;) {
-            if (s->kind == STAGE_ROWS)
-                rows_task(c, s, t, rows);
-            else if (s->kind == STAGE_GEMM)
-                gemm_task(c, s, t, rows, strips);
-            else
-                attn_task(c, s, t, thread);
+        if (s->kind == STAGE_ATTN) {
+            attn_stage(c, s, next, thread);
+        } else {
+            int strips = s->kind == STAGE_GEMM ? gemm_strips(c, s, rows) : 0, n = count_tasks(c, s, rows, strips);
+            for (int t; (t = take(next)) < n;) {
+                if (s->kind == STAGE_ROWS)
+                    rows_task(c, s, t, rows);
+                else
+                    gemm_task(c, s, t, rows, strips);
+            }
         }
         lr_pool_barrier(p->be->pool);
     }

@@ -28,7 +28,7 @@ void *lr_reallocarray(void *p, size_t count, size_t size)
 
 char *lr_strdup(const char *s) { return lr_memdup(s, strlen(s)); }
 
-char *lr_memdup(const void *s, size_t n)
+void *lr_memdup(const void *s, size_t n)
 {
     size_t total;
     char *p = lr_add(n, 1, &total) ? lr_malloc(total) : NULL;

@@ -16,7 +16,7 @@ void *lr_calloc(size_t count, size_t size); /* count * size is checked */
 void *lr_realloc(void *p, size_t n);        /* p stays valid on failure */
 void *lr_reallocarray(void *p, size_t count, size_t size);
 char *lr_strdup(const char *s);
-char *lr_memdup(const void *s, size_t n); /* n bytes plus a terminating zero */
+void *lr_memdup(const void *s, size_t n); /* n bytes plus a terminating zero */
 void lr_free(void *p);
 /* 64-byte aligned, for kernels; free with lr_free_aligned. */
 void *lr_alloc_aligned(size_t n);

@@ -203,7 +203,16 @@ static int graph_close(lua_State *L)
 
 static lr_graph *check_graph(lua_State *L) { return ((graph_ud *)lr_lua_check_open(L, 1, GRAPH, "graph"))->g; }
 
-/* graph_new(gguf, {device=, threads=, isa=, exact=}) -> graph, or nil, message, code */
+static lr_compute check_compute(lua_State *L, const char *s)
+{
+    static const char *const names[] = {"fast", "bf16", "f32"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(s, names[i]) == 0) return (lr_compute)i;
+    luaL_error(L, "compute = '%s' is not one of fast, bf16, f32", s);
+    return LR_COMPUTE_FAST;
+}
+
+/* graph_new(gguf, {device=, threads=, isa=, compute="fast"|"bf16"|"f32"}) -> graph, or nil, message, code */
 static int graph_new(lua_State *L)
 {
     lr_error err;
@@ -212,7 +221,7 @@ static int graph_new(lua_State *L)
         .device = lr_lua_opt_str(L, 2, "device", NULL),
         .threads = (int)lr_lua_opt_int(L, 2, "threads", 0),
         .isa = lr_lua_opt_str(L, 2, "isa", NULL),
-        .exact_f32 = lr_lua_opt_bool(L, 2, "exact", false),
+        .compute = check_compute(L, lr_lua_opt_str(L, 2, "compute", "fast")),
     };
     graph_ud *u = lua_newuserdatauv(L, sizeof *u, 1);
     u->g = NULL;

@@ -121,8 +121,8 @@ static int copy_stage(lr_stage *d, const lr_stage *s, bool dup, lr_error *err)
     d->values = NULL;
     d->user = NULL;
     if (s->n_ids) {
-        d->ids = (const int32_t *)(const void *)lr_memdup(s->ids, s->n_ids * sizeof *s->ids);
-        if (s->values) d->values = (const float *)(const void *)lr_memdup(s->values, s->n_ids * sizeof *s->values);
+        d->ids = lr_memdup(s->ids, s->n_ids * sizeof *s->ids);
+        if (s->values) d->values = lr_memdup(s->values, s->n_ids * sizeof *s->values);
         if (!d->ids || (s->values && !d->values)) return lr_fail(err, LR_ENOMEM, "no memory for a sampler");
     }
     d->user = dup && s->user_dup ? s->user_dup(s->user) : s->user;
