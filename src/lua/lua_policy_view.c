@@ -292,6 +292,10 @@ static int req_index(lua_State *L)
             lua_pushinteger(L, (lua_Integer)q->id);
             return 1;
         }
+        if (!q->r && field == F_STATE) {
+            lua_pushliteral(L, "ended");
+            return 1;
+        }
         if (!q->r) live_request(L, 1);
         return push_field(L, q, field);
     }

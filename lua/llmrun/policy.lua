@@ -1,0 +1,224 @@
+--- Policies: which request runs next, who gives way, what the cache forgets. A policy is a table of optional hooks;
+--- where it has none, and whenever one fails, the engine's built-in rule decides (first come, first served).
+---
+---   admit(p, request)       a new request. Nothing: it is taken; false, or nil and a reason: it is refused. May set
+---                           request.priority and request.deadline
+---   schedule(p, step)       fills the step: step:run(request, rows) for each that is to run
+---   preempt(p, step, need)  need.blocks KV blocks are missing for need.request: returns the running request that
+---                           gives its blocks back, and how ("recompute", "swap"); or calls step:preempt; asked again
+---                           until it is enough
+---   evict(p, leaf)          a score for a cached prefix: the lowest is forgotten first
+---   token(p, request, id)   a token was drawn; true ends the request
+---   finish(p, request)      it has ended, however
+---
+--- step: waiting, running (lists in order of arrival; reused, so not to be kept), budget (rows left), slots (requests
+--- that may still start), active (that run now), free_blocks, block_size, now; run(r [, n]) -> rows granted, or nil
+--- and why not; preempt(r [, how]) -> true, or nil and why not; fits(r): a waiting request would find room without
+--- preempting; blocks(group); default(): the built-in rule takes the rest; sorted(list, key): a list by key(request),
+--- least first; serve, last and displace: see policy/serve.lua.
+---
+--- request: id, kind, state, tenant, tag (the table or integer that the program gave it), priority, deadline,
+--- arrival, queue_time (seconds waited so far), prompt_tokens, cached_tokens, computed_tokens, generated_tokens,
+--- max_tokens, pending (tokens to compute before the next one can be drawn), granted (rows in this step), blocks,
+--- block_seconds, preempted (times), seq; cancel(); prefix(): tokens that the cache holds; head(n): a number that
+--- prompts with the same first n tokens share. Any other field is the policy's own, and lives as long as the request.
+---
+--- leaf: tag (of the session that used it last), tokens (length of the prefix), hits, last_used, idle (seconds).
+---
+--- Hooks can't wait, and have limits of time and memory. The first failure of each hook is logged with a traceback;
+--- after several in a row the policy is set aside.
+
+local core = require "llmrun.core"
+local loop = require "llmrun.loop"
+local options = require "llmrun.options"
+require "llmrun.policy.serve"
+
+local M = {}
+
+--- Those that come with llmrun, by name.
+M.names = { "fcfs", "priority", "shortest_first", "longest_prefix", "deadline", "fair", "mlfq" }
+
+local hooks = { "admit", "schedule", "preempt", "evict", "token", "finish" }
+
+--- Where messages about policies go; may be replaced.
+M.log = function(text) io.stderr:write("llmrun: ", text, "\n") end
+
+--- What hooks may take unless told otherwise: seconds of processor time and bytes of Lua memory a call, failures in a
+--- row.
+M.limits = { seconds = 0.05, memory = 64 << 20, failures = 8 }
+
+local function load_file(path)
+    local chunk, err = loadfile(path, "t")
+    if not chunk then return nil, err end
+    local ok, result = xpcall(chunk, debug.traceback, path)
+    if not ok then return nil, result end
+    if type(result) ~= "table" and type(result) ~= "function" then
+        return nil, ("%s: a policy (table) or a function that makes one expected, got %s"):format(path, type(result))
+    end
+    return result
+end
+
+local function find(what)
+    if type(what) == "table" or type(what) == "function" then return what end
+    if type(what) ~= "string" then return nil, "a policy, its name or its file expected, got " .. type(what) end
+    for _, name in ipairs(M.names) do
+        if name == what:gsub("-", "_") then return require("llmrun.policy." .. name) end
+    end
+    if what:find("[/.]") then return load_file(what) end
+    local close = options.closest(what, M.names)
+    return nil, ("no policy '%s'%s; there are %s, and files"):format(what,
+        close and " (did you mean '" .. close .. "'?)" or "", table.concat(M.names, ", "))
+end
+
+--- Its hooks as functions, looked up once; or nil and what is wrong with it.
+local function probe(policy)
+    local found, any = {}, false
+    for _, hook in ipairs(hooks) do
+        local f = policy[hook]
+        if f ~= nil and type(f) ~= "function" then
+            return nil, ("%s: function expected, got %s"):format(hook, type(f))
+        end
+        found[hook], any = f, any or f ~= nil
+    end
+    for key, value in pairs(policy) do
+        local meant = type(value) == "function" and type(key) == "string" and not found[key] and
+            options.closest(key, hooks)
+        if meant then return nil, ("there is no hook '%s'; did you mean '%s'?"):format(key, meant) end
+    end
+    if not any then return nil, "it has none of the hooks " .. table.concat(hooks, ", ") end
+    return found
+end
+
+--- The policy that a table, a name or a file stands for, and its hooks; or nil and a text. A function (a file may
+--- return one, those that come with llmrun do) is called with the options to make it.
+---@param what table|function|string
+---@param opts? table
+function M.load(what, opts)
+    local policy, err = find(what)
+    if not policy then return nil, err end
+    if type(policy) == "function" then
+        local ok, made = xpcall(policy, debug.traceback, opts or {})
+        if not ok then return nil, made end
+        if type(made) ~= "table" then return nil, "the function made no policy (table) but " .. type(made) end
+        policy = made
+    elseif opts and next(opts) then
+        return nil, "this policy takes no options"
+    end
+    local found, why = probe(policy)
+    if not found then return nil, why end
+    return policy, found
+end
+
+local function name_of(policy, what)
+    if type(policy.name) == "string" then return policy.name end
+    return type(what) == "string" and what:match("([^/]+)%.lua$") or "custom"
+end
+
+--- Writes down a failure of a hook, and logs it.
+local function on_failed(status)
+    return function(hook, message, failures, set_aside)
+        message = tostring(message or "out of memory"):gsub("\n%s*%[C%]: in %?$", "")
+        status.last_error = ("%s: %s"):format(hook, message)
+        status.set_aside = set_aside
+        if not status.errors[hook] then
+            M.log(("policy '%s', hook %s: %s\n(the built-in rule decides instead)"):format(status.name, hook, message))
+        end
+        status.errors[hook] = failures
+        if set_aside then
+            M.log(("policy '%s' is set aside: its hook %s has failed %d times in a row"):format(status.name, hook,
+                status.failures))
+        end
+    end
+end
+
+--- Puts a policy in charge of an engine (nil or "default": the built-in rule), between two steps: requests and their
+--- KV stay. Returns what is known of it: { name, policy, errors (of each hook whose failure was logged, by then),
+--- last_error, set_aside }. Or nil, text, code; then the old one stays.
+---@param engine any
+---@param what table|function|string|nil
+---@param opts? table what a function that makes the policy gets
+---@param limits? table see M.limits
+function M.use(engine, what, opts, limits)
+    limits = limits or {}
+    options.check("policy", limits, { seconds = "number", memory = "integer", failures = "integer" }, 2)
+    if what == nil or what == "default" then
+        local ok, err, code = engine:set_policy(nil)
+        if not ok then return nil, err, code end
+        return { name = "default", errors = {} }
+    end
+    local policy, found = M.load(what, opts)
+    if not policy then return nil, found, "invalid" end
+    local status = { name = name_of(policy, what), policy = policy, errors = {} }
+    status.failures = limits.failures or M.limits.failures
+    local set = {
+        name = status.name, self = policy, failed = on_failed(status), failures = status.failures,
+        seconds = limits.seconds or M.limits.seconds, bytes = limits.memory or M.limits.memory,
+    }
+    for hook, f in pairs(found) do set[hook] = f end
+    local ok, err, code = engine:set_policy(set)
+    if not ok then return nil, err, code end
+    return status
+end
+
+---@class llmrun.PolicyWatch
+local Watch = {}
+Watch.__index = Watch
+
+local function version(path)
+    local kind, size, changed = core.stat(path)
+    return kind and ("%d %.9f"):format(size, changed)
+end
+
+--- Looks whether the file has changed, and if so puts what it holds in charge. A file that does not load changes
+--- nothing and is reported once. True if the policy was replaced.
+function Watch:poll()
+    local now = version(self.path)
+    if not now or now == self.version then return false end
+    self.version = now
+    local ok, status, err = pcall(M.use, self.engine, self.path, self.opts, self.limits)
+    if ok and status then
+        self.status = status
+        M.log(("policy '%s' is read again from %s"):format(status.name, self.path))
+        return true
+    end
+    self.error = ok and err or status
+    M.log(("%s has changed but does not load; the policy stays as it was: %s"):format(self.path, self.error))
+    return false
+end
+
+--- Ends it; the policy stays.
+function Watch:stop() loop.remove_source(self) end
+Watch.__close = Watch.stop
+
+-- As a source of the run loop it never has work; being asked is the occasion to look.
+function Watch:busy()
+    local now = core.now()
+    if now >= self.due then
+        self.due = now + self.every
+        self:poll()
+    end
+    return false
+end
+
+function Watch:step() end
+
+--- Puts the policy of a file in charge, and again whenever the file changes (looked at every 0.25 s, between steps).
+--- Or nil, text, code.
+---@param engine any
+---@param path string
+---@param opts? { every?: number, options?: table, limits?: table }
+function M.watch(engine, path, opts)
+    options.check("policy", opts, { every = "number", options = "table", limits = "table" }, 2)
+    opts = opts or {}
+    local before = version(path)
+    local status, err, code = M.use(engine, path, opts.options, opts.limits)
+    if not status then return nil, err, code end
+    local watch = setmetatable({
+        engine = engine, path = path, opts = opts.options, limits = opts.limits, status = status, version = before,
+        every = opts.every or 0.25, due = core.now(),
+    }, Watch)
+    loop.add_source(watch)
+    return watch
+end
+
+return M

@@ -1,0 +1,76 @@
+--- A fair share for every tenant: however many requests one sends, each gets the same amount of work done while it
+--- has any waiting. (The virtual token counter of Sheng et al., "Fairness in Serving Large Language Models", 2024.)
+---
+--- Each tenant has a counter of the work it was given: 1 for a prompt token, 2 for a generated one, divided by its
+--- weight. Whoever has the lowest counter is served next. A tenant that comes back after a pause starts from the
+--- lowest counter of those that are at work, so nobody saves up a right to block the others.
+---
+--- Options: weights = { tenant = share }, 1 unless given.
+
+return function(options)
+    local weights = options.weights or {}
+    local served = {} -- tenant -> counter
+    local active = {} -- tenants with requests, in the last step
+
+    local function charge(counters, tenant, work)
+        counters[tenant] = (counters[tenant] or 0) + work / (weights[tenant] or 1)
+    end
+
+    --- The waiting requests of each tenant, in order of arrival; and tenants that come back catch up with the others.
+    local function sort_by_tenant(step)
+        local queues, now_active, lowest = {}, {}, nil
+        for _, r in ipairs(step.waiting) do
+            local t = r.tenant
+            queues[t] = queues[t] or {}
+            table.insert(queues[t], r)
+            now_active[t] = true
+        end
+        for _, r in ipairs(step.running) do now_active[r.tenant] = true end
+        for t in pairs(now_active) do
+            if active[t] then lowest = math.min(lowest or math.huge, served[t]) end
+        end
+        for t in pairs(now_active) do
+            if not active[t] then served[t] = math.max(served[t] or 0, lowest or 0) end
+        end
+        active = now_active
+        return queues
+    end
+
+    --- The order in which requests are to start: always the next one of the tenant that would then have had the
+    --- least.
+    local function next_ones(queues, n)
+        local list, counters, place = {}, {}, {}
+        for t in pairs(queues) do counters[t], place[t] = served[t], 1 end
+        while #list < n do
+            local least
+            for t in pairs(counters) do
+                if not least or counters[t] < counters[least] or (counters[t] == counters[least] and t < least) then
+                    least = t
+                end
+            end
+            if not least then break end
+            local r = queues[least][place[least]]
+            list[#list + 1] = r
+            charge(counters, least, r.prompt_tokens)
+            place[least] = place[least] + 1
+            if not queues[least][place[least]] then counters[least] = nil end
+        end
+        return list
+    end
+
+    return {
+        name = "fair",
+        schedule = function(_, step)
+            local list = next_ones(sort_by_tenant(step), step.slots)
+            step:serve(list)
+            for _, r in ipairs(list) do
+                if r.granted > 0 and not r.charged then
+                    r.charged = true
+                    charge(served, r.tenant, r.prompt_tokens)
+                end
+            end
+        end,
+        preempt = function(_, step) return step:last(function(r) return served[r.tenant] or 0 end) end,
+        token = function(_, r) charge(served, r.tenant, 2) end,
+    }
+end

@@ -1,0 +1,31 @@
+--- Multi-level feedback: short work gets through quickly though nobody says which work is short.
+---
+--- A request starts on the level that its prompt's length deserves, and falls one level each time the work done for
+--- it doubles. Lower levels are served first, and take the place of running requests on higher ones, which keep what
+--- they computed in host memory. Who has waited too long begins anew: the work done so far is forgotten.
+---
+--- Options: quantum = tokens of work on the first level (64), levels (6), patience = seconds (10).
+
+return function(options)
+    local quantum, levels, patience = options.quantum or 64, options.levels or 6, options.patience or 10
+
+    local function level(r)
+        local work = r.prompt_tokens + r.generated_tokens
+        if r.state == "waiting" and r.queue_time - (r.waited or 0) > patience then
+            r.waited, r.forgiven = r.queue_time, work
+        end
+        work = work - (r.forgiven or 0)
+        local n = 0
+        while work > quantum << n and n < levels - 1 do n = n + 1 end
+        return n
+    end
+
+    return {
+        name = "mlfq",
+        schedule = function(_, step)
+            step:displace(level, "swap")
+            step:serve(level)
+        end,
+        preempt = function(_, step) return step:last(level), "swap" end,
+    }
+end
