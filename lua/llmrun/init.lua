@@ -28,6 +28,7 @@ for k, v in pairs(require("llmrun.model").engine_options) do load_options[k] = v
 ---   arch: name, file or function of the layer graph; allow_unused: load although it leaves tensors unused
 ---   ctx: longest sequence; kv = { memory = 0.9 | bytes, blocks = n | "auto", type = "f16", block_size = 16,
 ---     prefix_cache = true }; max_batch_tokens, max_seqs, chunk, preempt, swap_bytes, max_pinned
+---   policy: who runs when, see policy.lua
 ---   template: a chat template in place of the model's, Jinja text or a function
 ---@param name string
 ---@param opts? table
@@ -48,6 +49,12 @@ end
 
 --- A model whose tokens a function gives: see scripted.lua.
 function llm.scripted(opts) return require("llmrun.scripted").new(opts) end
+
+--- Puts the policy of a file in charge of a model's engine, and again whenever the file changes: see policy.lua.
+---@param model llmrun.Model
+---@param path string
+---@param opts? table
+function llm.watch(model, path, opts) return model:watch(path, opts) end
 
 --- A chain of sampling stages: see sampler.lua.
 function llm.sampler(stages) return require("llmrun.sampler").new(stages) end

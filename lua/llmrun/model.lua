@@ -3,6 +3,7 @@
 local core = require "llmrun.core"
 local errors = require "llmrun.errors"
 local options = require "llmrun.options"
+local policy = require "llmrun.policy"
 local chat = require "llmrun.chat"
 local runner = require "llmrun.runner"
 local session = require "llmrun.session"
@@ -17,7 +18,7 @@ Model.__index = Model
 M.engine_options = {
     ctx = "integer", max_batch_tokens = "integer", max_seqs = "integer", max_waiting = "integer", chunk = "integer",
     preempt = "string", swap_bytes = "integer", max_pinned = "integer", patience = "integer", kv = "table",
-    template = "string|function",
+    template = "string|function", policy = "table|function|string",
 }
 local kv_options = {
     blocks = "integer|string|table", memory = "number", type = "string", block_size = "integer",
@@ -65,6 +66,7 @@ function M.new(call, core_model, o, info)
         add_bos = vi.add_bos, windows = made.windows, backend = engine:info().backend,
     }
     self.chat = chat.new(call, o.template or info.chat_template, vocab, self.info.name)
+    if o.policy then self:use(o.policy) end
     return self
 end
 
@@ -73,7 +75,7 @@ local function check_open(self, call)
 end
 
 local session_options = {
-    template = "string|function", tools = "table", vars = "table", salt = "string", tag = "integer",
+    template = "string|function", tools = "table", vars = "table", salt = "string", tag = "integer|table",
 }
 
 --- A new session: a sequence of tokens with its KV, and perhaps a chat. Options: template (instead of the model's),
@@ -169,6 +171,24 @@ end
 function Model:trace(path)
     check_open(self, "model:trace")
     errors.check("model:trace", self.engine:trace(path))
+end
+
+--- Puts a policy in charge (see policy.lua): a table, a function that makes one, a name or a file; nil: the built-in
+--- rule. At any moment; no request and no KV is lost. opts: the policy's own. Returns what is known of it.
+---@param what table|function|string|nil
+---@param opts? table
+---@param limits? { seconds?: number, memory?: integer, failures?: integer }
+function Model:use(what, opts, limits)
+    check_open(self, "model:use")
+    return errors.check("model:use", policy.use(self.engine, what, opts, limits))
+end
+
+--- As use, with a file that is read again whenever it changes; watch:stop() ends that.
+---@param path string
+---@param opts? { every?: number, options?: table, limits?: table }
+function Model:watch(path, opts)
+    check_open(self, "model:watch")
+    return errors.check("model:watch", policy.watch(self.engine, path, opts))
 end
 
 --- Forgets cached prefixes that no session holds.

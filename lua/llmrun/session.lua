@@ -134,7 +134,7 @@ end
 local gen_options = {
     max_tokens = "integer", stop = "string|table", stop_ids = "table", ignore_eos = "boolean", special = "boolean",
     logprobs = "boolean|integer", seed = "integer", priority = "integer", deadline = "number", tenant = "string",
-    tag = "integer", fault = "string|table",
+    tag = "integer|table", fault = "string|table",
 }
 for k, v in pairs(sampler.options) do gen_options[k] = v end
 
