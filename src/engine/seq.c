@@ -58,7 +58,11 @@ void lr_seq__rest(lr_seq *s)
     bool holds = false;
     idle_remove(s);
     if (s->req && s->req->info.state == LR_REQ_RUNNING) return;
-    for (int g = 0; g < e->model->n_groups; g++) holds = holds || lr_kv_table_held(&s->kv, g) > 0;
+    for (int g = 0; g < e->model->n_groups; g++) {
+        holds = holds || lr_kv_table_held(&s->kv, g) > 0;
+        /* a start that failed must not leave a pinned sequence with more than others reckon with */
+        if (s->pinned && lr_kv_table_held(&s->kv, g) > s->pin_blocks[g]) lr_kv_table_drop(e->kv, &s->kv);
+    }
     if (!holds || s->pinned) return;
     s->idle_prev = e->idle_new;
     *(e->idle_new ? &e->idle_new->idle_next : &e->idle_old) = s;

@@ -273,6 +273,47 @@ static void test_preempt_hook(void **state)
     lr_engine_free(e);
 }
 
+/* ---- a pinned sequence whose start fails keeps no more than it was counted with ---- */
+
+static int waiting_first(void *user, lr_step *s)
+{
+    for (int i = 0; i < lr_step_n_waiting(s); i++) {
+        if (lr_step_waiting(s, i)) lr_step_run(s, lr_step_waiting(s, i), 0);
+    }
+    for (int i = 0; i < lr_step_n_running(s); i++) {
+        if (lr_step_running(s, i)) lr_step_run(s, lr_step_running(s, i), 0);
+    }
+    return 0;
+}
+
+static void test_pinned_and_refused(void **state)
+{
+    lr_policy p = {.name = "eager", .schedule = waiting_first};
+    lr_engine_config cfg = lr_engine_defaults();
+    lr_error err;
+    cfg.block_size = 2;
+    cfg.kv_blocks[0] = 20;
+    cfg.max_pinned = 20;
+    lr_engine *e = fx_engine(&cfg, fx_next, NULL, 256, 0);
+    int32_t t[20];
+    for (int i = 0; i < 20; i++) t[i] = 3 + i;
+    lr_seq *s = fx_seq(e, t, 16), *pinned = fx_seq(e, t, 20);
+    fx_gen(e, s, 1);
+    fx_run(e);
+    lr_seq_free(s); /* 8 blocks are cached */
+    lr_request *r = submit(e, 22, 9, 17, 0);
+    lr_engine_step(e, &err);
+    assert_int_equal(lr_engine_set_policy(e, &p, &err), 0);
+    assert_int_equal(lr_seq_pin(pinned, true, &err), 0);
+    fx_gen(e, pinned, 2);
+    while (lr_engine_busy(e)) {
+        lr_engine_step(e, &err);
+        fx_check(e);
+    }
+    assert_right(r);
+    lr_engine_free(e);
+}
+
 /* ---- swapped while it runs ---- */
 
 static int n_freed;
@@ -306,9 +347,13 @@ static void test_hot_swap(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_order),           cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_admit_and_token), cmocka_unit_test(test_failing_and_lazy),
-        cmocka_unit_test(test_evict),           cmocka_unit_test(test_preempt_hook),
+        cmocka_unit_test(test_order),
+        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_admit_and_token),
+        cmocka_unit_test(test_failing_and_lazy),
+        cmocka_unit_test(test_evict),
+        cmocka_unit_test(test_preempt_hook),
+        cmocka_unit_test(test_pinned_and_refused),
         cmocka_unit_test(test_hot_swap),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
