@@ -2,8 +2,8 @@
 --
 --   llmrun examples/custom_sampler.lua [MODEL]
 --
--- It writes without the letter "e": of the 200 most probable tokens those that hold one are masked. C does the loop over
--- the vocabulary, Lua sees the few candidates.
+-- It writes without the letter "e": of the 200 most probable tokens those that hold one are masked. C does the loop
+-- over the vocabulary, Lua sees the few candidates.
 --
 -- test-args: {smollm2}
 -- test-expect: with: +%S

@@ -97,7 +97,7 @@ for k, v in pairs(model.engine_options) do known[k] = v end
 --- A model whose next token a function gives.
 ---   vocab: "bytes", a list of pieces (ids 0, 1, ... in this order, then the 256 bytes, then `special`), or a model
 ---     (its vocabulary)
----   next: function(tokens) -> a token id, a table { [id] = logit, default = that of the rest }, or { row = all logits }
+---   next: function(tokens) -> a token id, a table { [id] = logit, default = that of the rest }, or { row = all }
 ---   special, bos, eos, add_bos: names of its control tokens; window: a second KV group with that sliding window
 ---   name, template, ctx, kv, max_seqs ...: as in llm.load
 ---@param o table

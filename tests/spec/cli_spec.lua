@@ -118,12 +118,133 @@ describe("llmrun FILE.lua", function()
     end
 end)
 
+local models = require("llmrun.catalog").folder()
+local smollm2 = models .. "/" .. require("llmrun.catalog").files.smollm2
+
+describe("llmrun COMMAND on a model #model", function()
+    if not core.stat(smollm2) then
+        it("needs scripts/fetch_model smollm2", function() error("no file " .. smollm2) end)
+        return
+    end
+
+    it("run answers, from a flag or standard input, in raw mode too", function()
+        local ask = "-s 'You are a helpful assistant. Answer in one short sentence.' --temperature 0 -c 256 -n 20"
+        local out, err, status = sh("$L run -p 'What is the capital of France?' --stats " .. ask)
+        assert.equal("The capital of France is Paris.\n", out)
+        assert.matches("^%d+ prompt tokens %(0 cached%), first token after [%d.]+ s", err)
+        assert.equal(0, status)
+        assert.equal(out, (sh("echo 'What is the capital of France?' | $L run -p - --temperature=0 -n20 " .. ask)))
+        out = sh("$L run --raw -p 'The capital of France is' --temperature 0 -n 3 --ctx 64")
+        assert.matches("Paris", out)
+    end)
+
+    it("run reports what is wrong, without a traceback", function()
+        for command, text in pairs {
+            ["$L run"] = "llmrun run: no prompt; give one with %-p",
+            ["$L run -p x --top-k -5 --ctx 64"] = "llmrun run: top_k = %-5 is below %-1",
+            ["$L run -p x --temprature 1"] = "unknown flag %-%-temprature %(did you mean %-%-temperature%?%)",
+            ["$L run -p x --ctx abc"] = "%-%-ctx: integer expected, got 'abc'",
+            ["$L run -p x --compute f64"] = "%-%-compute: one of [%w, ]+ expected, got 'f64'",
+            ["$L run -p"] = "%-%-prompt needs a value",
+            ["$L run -p x extra"] = "unexpected argument 'extra'",
+            ["$L run -m nothing -p x"] = "no file 'nothing', and no model of that name",
+            ["$L run -m /dev/null -p x"] = "/dev/null",
+            ["LLMRUN_MODELS=/nowhere $L run -p x"] = "run scripts/fetch_model smollm2",
+            ["$L run -p x -c 20 --system \"$(printf 'x %.0s' $(seq 50))\""] = "tokens",
+        } do
+            local out, err, status = sh(command)
+            assert.equal("", out)
+            assert.matches(text, err)
+            assert.not_matches("traceback", err)
+            assert.is_true(status == 1 or status == 2)
+        end
+    end)
+
+    it("chat keeps the conversation; commands work", function()
+        local lines = "My name is Bob.\\nWhat is my name?\\n/stats\\n/undo\\n/nope\\n/quit\\nmore\\n"
+        local out, err, status = sh("printf '" .. lines .. "' | $L chat --temperature 0 -n 12 --ctx 512")
+        assert.equal("", err)
+        assert.equal(0, status)
+        assert.matches("\n%d+ prompt tokens %([1-9]%d* cached%)", out)
+        assert.matches("no command /nope", out)
+    end)
+
+    it("Ctrl-C stops an answer and keeps the chat", function()
+        local out, _, status = sh("(echo 'Count from 1 to 1000.'; sleep 1.5; echo /stats) | "
+            .. "$L chat --temperature 0 --ctx 4096 & p=$!; sleep 1; kill -INT $p; wait $p")
+        assert.matches("%(stopped%)\n%d+ prompt tokens", out)
+        assert.equal(0, status)
+    end)
+
+    it("Ctrl-C ends run with status 130", function()
+        local _, err, status = sh(
+            "$L run -p 'Count from 1 to 1000.' --ctx 4096 & p=$!; sleep .8; kill -INT $p; wait $p")
+        assert.equal(130, status)
+        assert.matches("interrupted", err)
+    end)
+
+    it("inspect shows metadata, tensors, memory", function()
+        local out, _, status = sh("$L inspect smollm2 --ctx 2048 --batch 2 --kv-type q8_0")
+        assert.equal(0, status)
+        assert.matches("general.architecture%s+str%s+llama", out)
+        assert.matches("Q4_1%s+%d+%s+%d", out)
+        assert.matches("30 layers, width 576", out)
+        assert.matches("KV%s+50.1 MB   2 sequences of 2048 tokens, q8_0", out)
+        local info = require("cjson").decode((sh("$L inspect -m smollm2 --json")))
+        assert.equal(272, #info.tensors)
+        assert.equal("llama", info.metadata["general.architecture"])
+        assert.equal(188743680, info.kv_bytes)
+        assert.equal("llama\n", (sh("$L inspect smollm2 --key general.architecture")))
+        assert.equal(1, (select(3, sh("$L inspect smollm2 --key no.such"))))
+    end)
+
+    it("tokenize goes there and back", function()
+        assert.equal("788 216 34 32 34 38 42 216 35 30 33 36 33 37 41\n",
+            (sh("$L tokenize --ids -p 'In 2026: 3.14159'")))
+        assert.equal("In 2026\n", (sh("$L tokenize --decode '788 216 34 32 34 38'")))
+        assert.equal("4\n", (sh("printf '  x\\n\\n  y' | $L tokenize --count")))
+        assert.matches("1  \"<|im_start|>\"  control\n1 tokens", (sh("$L tokenize --special -p '<|im_start|>'")))
+        assert.equal(1, (select(3, sh("$L tokenize --decode 99999999"))))
+    end)
+
+    it("bench prints JSON lines", function()
+        local out, _, status = sh("$L bench --prefill 32 --decode 4 --depth 16 --repeat 2 --batch 1,3 --json")
+        assert.equal(0, status)
+        local lines = {}
+        for line in out:gmatch("[^\n]+") do lines[#lines + 1] = require("cjson").decode(line) end
+        assert.equal(2, #lines)
+        assert.is_true(lines[1].prefill_tps > 0 and lines[1].decode_tps > 0)
+        assert.equal(3, lines[2].batch)
+    end)
+
+    it("perplexity scores a text", function()
+        local path = os.tmpname()
+        local f = assert(io.open(path, "w"))
+        f:write(("The quick brown fox jumps over the lazy dog. "):rep(20))
+        f:close()
+        local r = require("cjson").decode((sh("$L perplexity -f " .. path .. " --window 64 --json")))
+        assert.equal(31 * r.windows, r.scored)
+        assert.is_true(r.perplexity > 1 and r.perplexity < 20)
+        local whole = require("cjson").decode((sh("$L perplexity -f " .. path .. " --window 64 --whole --json")))
+        assert.equal(63 * r.windows, whole.scored)
+        os.remove(path)
+    end)
+end)
+
 describe("llmrun COMMAND", function()
     it("shows help and version", function()
         local out, _, status = sh("$L --help")
         assert.matches("usage: llmrun FILE.lua", out)
         assert.matches("\n%s+test%s+runs busted specs", out)
         assert.equal(0, status)
+        for _, name in ipairs(require("llmrun.cli.commands")) do
+            assert.matches("\n%s+" .. name .. "%s+%l", out)
+            local text, err, st = sh("$L " .. name .. " --help")
+            assert.equal("", err)
+            assert.equal(0, st)
+            assert.matches("usage: llmrun " .. name, text)
+            assert.matches("examples:\n  llmrun " .. name, (text:gsub("examples:.*\n(  llmrun)", "examples:\n%1", 1)))
+        end
         assert.matches("^llmrun %d+%.%d+%.%d+\n$", (sh("$L --version")))
         assert.equal(2, (select(3, sh("$L"))))
     end)

@@ -18,6 +18,7 @@ a terminal each line of standard input is a message. Lines that begin with / are
         printf 'Hello\nWhat did I say?\n' | llmrun chat]],
     flags = common.flags({
         { "system", short = "s", arg = "TEXT", help = "system message" },
+        common.template_flag,
         { "stats", help = "prints tokens and times after each answer" },
     }, common.sampling_flags),
 }
@@ -76,7 +77,8 @@ function commands.again(chat)
 end
 
 function commands.stats(chat)
-    if chat.session.result then print(common.stats_line(chat.model, chat.session.result)) else print("no answer yet") end
+    local result = chat.session.result
+    print(result and common.stats_line(chat.model, result) or "no answer yet")
 end
 
 function commands.save(chat, path)
@@ -120,7 +122,8 @@ local function history_path()
 end
 
 function M.run(o)
-    local model <close> = common.load(o)
+    local model <close> = common.load(o, { template = common.template(o.template) })
+    common.check_chat(model)
     local lines = require("llmrun.cli.lineedit").new(core.isatty(0) and history_path() or nil)
     local chat = setmetatable({
         model = model, session = model:session(), system = o.system, stats = o.stats, sampling = common.sampling(o),

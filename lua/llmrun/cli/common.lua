@@ -87,6 +87,28 @@ function M.statistics(list)
     return mean, n > 1 and (square / (n - 1)) ^ 0.5 or 0, mid
 end
 
+--- The flag of a chat template, and the template it names: Jinja text, or for a .lua file the function it returns.
+M.template_flag = {
+    "template", arg = "FILE", help = "chat template instead of the model's: Jinja, or Lua that returns a function",
+}
+
+function M.template(path)
+    if not path then return nil end
+    if not path:find("%.lua$") then return M.text_of("@" .. path) end
+    local chunk, err = loadfile(path, "t")
+    if not chunk then args.fail(err) end
+    local template = chunk()
+    if type(template) ~= "function" then args.fail(path .. " must return a function") end
+    return template
+end
+
+--- Ends the command if the model can't chat.
+function M.check_chat(model, hint)
+    if not model.chat:has_template() then
+        args.fail(("the model has no chat template; give one with --template FILE%s"):format(hint or ""))
+    end
+end
+
 --- Sampling flags of the commands that generate, and the options of gen that they stand for.
 M.sampling_flags = {
     { "max-tokens", short = "n", arg = "N", type = "integer", help = "most tokens to generate (default: to the end)" },

@@ -10,8 +10,7 @@ local M = {}
 
 M.version = "0.1.0"
 
--- In the order of the help text.
-M.commands = { "run", "chat", "inspect", "tokenize", "bench", "perplexity", "test" }
+M.commands = require "llmrun.cli.commands"
 
 local function usage()
     local lines = {

@@ -71,7 +71,7 @@ function M.run(o)
     local _, sd = common.statistics(means)
     local record = {
         model = model.info.name, windows = #list, window = math.min(o.window, #ids), tokens = #ids, scored = n,
-        mean_nll = nll, perplexity = math.exp(nll), error = #list > 1 and math.exp(nll) * sd / #list ^ 0.5 or nil,
+        mean_nll = nll, perplexity = math.exp(nll), error = #list > 1 and math.exp(nll) * sd / (#list) ^ 0.5 or nil,
         compute = o.compute or "fast", backend = model.info.backend,
     }
     if o.json then

@@ -17,6 +17,7 @@ local M = {
         { "prompt", short = "p", arg = "TEXT", help = "the prompt; @FILE reads a file, - standard input" },
         { "system", short = "s", arg = "TEXT", help = "system message" },
         { "raw", help = "continues the plain text, without a chat template" },
+        common.template_flag,
         { "stats", help = "prints tokens, times and memory to standard error at the end" },
         { "trace", arg = "FILE", help = "writes a trace of the engine's steps (open it in Perfetto)" },
     }, common.sampling_flags),
@@ -24,7 +25,8 @@ local M = {
 
 function M.run(o)
     if not o.prompt then args.fail("no prompt; give one with -p (see llmrun run --help)", 2) end
-    local model <close> = common.load(o)
+    local model <close> = common.load(o, { template = common.template(o.template) })
+    if not o.raw then common.check_chat(model, ", or continue plain text with --raw") end
     if o.trace then common.guard(model.trace, model, o.trace) end
     local s <close> = model:session()
     common.guard(function()
