@@ -17,6 +17,7 @@ lr_engine_config lr_engine_defaults(void)
                               .prefix_cache = true,
                               .preempt = LR_PREEMPT_RECOMPUTE,
                               .swap_bytes = (size_t)1 << 30,
+                              .spill_bytes = (size_t)4 << 30,
                               .patience = 8};
 }
 
@@ -31,6 +32,7 @@ static int fill_config(lr_engine_config *c, const lr_model *m, lr_error *err)
     if (c->context == 0 || c->context > m->n_ctx) c->context = m->n_ctx;
     if (c->patience == 0) c->patience = d.patience;
     if (c->swap_bytes == 0) c->swap_bytes = d.swap_bytes;
+    if (c->spill_bytes == 0) c->spill_bytes = d.spill_bytes;
     const struct {
         const char *name;
         int v, lo, hi;
@@ -164,6 +166,8 @@ static int make_pool(lr_engine *e, lr_error *err)
                        .n_groups = m->n_groups,
                        .prefix_cache = e->cfg.prefix_cache,
                        .hash_bits = e->cfg.hash_bits,
+                       .spill = e->cfg.spill,
+                       .spill_bytes = e->cfg.spill_bytes,
                        .mover = {.user = m, .copy = mover_copy, .read = mover_read, .write = mover_write}};
     for (int g = 0; g < m->n_groups; g++) {
         kc.n_blocks[g] = spec.n_blocks[g];
@@ -172,6 +176,7 @@ static int make_pool(lr_engine *e, lr_error *err)
     }
     rc = lr_kv_new(&e->kv, &kc, err);
     if (rc) return rc;
+    e->cfg.spill = NULL; /* was borrowed */
     if (e->cfg.max_pinned == 0) e->cfg.max_pinned = e->cfg.kv_blocks[0] / 2;
     int cap = lr_engine__capacity(e, NULL);
     e->context = e->cfg.context < cap ? e->cfg.context : cap;

@@ -43,6 +43,9 @@ typedef struct lr_engine_config {
     int max_pinned;         /* blocks (group 0) that pinned sequences may hold; 0 = half the pool */
     lr_preempt_how preempt; /* the default policy's choice; recompute */
     size_t swap_bytes;      /* host memory for swapped-out sequences; 1 GiB; when full: recompute */
+    const char *spill;      /* folder, or file to be made, where evicted blocks go and come back from; NULL = none.
+                               Borrowed for lr_engine_new. Not for models with sliding windows */
+    size_t spill_bytes;     /* at most; 4 GiB */
     int patience;           /* steps in a row that a policy may leave runnable work lying; then the default runs; 8 */
     int hash_bits;          /* test hook, see lr_kv_config */
     double (*now)(void *user); /* clock in seconds, for simulations and tests; NULL = monotonic time */

@@ -167,6 +167,11 @@ static void put_gauges(buf *b, const lr_engine *e, const char *label)
     put(b, "llmrun:kv_evictions_total{%s} %llu\n", label, (unsigned long long)kv.evicted);
     head(b, "kv_copies_total", "KV blocks copied on write", "counter");
     put(b, "llmrun:kv_copies_total{%s} %llu\n", label, (unsigned long long)kv.copied);
+    gauge(b, label, "kv_blocks_spilled", "KV blocks that the spill file holds", kv.spilled);
+    head(b, "kv_spill_out_total", "KV blocks written to the spill file", "counter");
+    put(b, "llmrun:kv_spill_out_total{%s} %llu\n", label, (unsigned long long)kv.spill_out);
+    head(b, "kv_spill_in_total", "KV blocks brought back from the spill file", "counter");
+    put(b, "llmrun:kv_spill_in_total{%s} %llu\n", label, (unsigned long long)kv.spill_in);
 }
 
 int lr_engine_prometheus(const lr_engine *e, const char *model, char **text, size_t *n, lr_error *err)

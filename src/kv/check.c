@@ -66,7 +66,10 @@ static int check_node(const lr_kv *kv, const lr_kv_node *n, lr_error *err)
     if (lr_kv__find_child(kv, n->parent, lr_kv__node_tokens(kv, n)) != n) {
         return lr_fail(err, LR_ESTATE, "index: a node at depth %d is not found by its tokens", n->depth);
     }
-    bool needed = n->child || n->users > 0;
+    if (n->slot >= 0 && lr_kv__spill_node(kv, n->slot) != n) {
+        return lr_fail(err, LR_ESTATE, "index: a node names spill slot %d, which does not know it", n->slot);
+    }
+    bool needed = n->child || n->users > 0 || n->slot >= 0;
     for (int g = 0; g < kv->cfg.n_groups; g++) {
         int b = n->block[g];
         if (b >= 0 && kv->group[g].blocks[b].node != n) {

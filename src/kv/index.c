@@ -14,6 +14,7 @@ int lr_kv__index_init(lr_kv *kv, lr_error *err)
 {
     size_t n = 0, n_buckets = 16, n_tokens;
     for (int g = 0; g < kv->cfg.n_groups; g++) n += (size_t)kv->cfg.n_blocks[g];
+    n += (size_t)lr_kv__spill_slots(kv);
     if (!kv->cfg.prefix_cache) n = 0;
     while (n_buckets < n) n_buckets *= 2;
     kv->hash_mask =
@@ -23,7 +24,8 @@ int lr_kv__index_init(lr_kv *kv, lr_error *err)
     kv->nodes = lr_calloc(n, sizeof *kv->nodes);
     kv->node_tokens = lr_mul(n, (size_t)kv->cfg.block_size, &n_tokens) ? lr_calloc(n_tokens, sizeof(int32_t)) : NULL;
     kv->bucket = lr_calloc(n_buckets, sizeof(lr_kv_node *));
-    if (!kv->nodes || !kv->node_tokens || !kv->bucket) {
+    kv->path = lr_calloc((size_t)kv->cfg.n_blocks[0], sizeof(lr_kv_node *));
+    if (!kv->nodes || !kv->node_tokens || !kv->bucket || !kv->path) {
         return lr_fail(err, LR_ENOMEM, "no memory for a prefix index of %zu blocks", n);
     }
     for (size_t i = n; i-- > 0;) {
@@ -45,6 +47,7 @@ void lr_kv__index_deinit(lr_kv *kv)
     lr_free(kv->nodes);
     lr_free(kv->node_tokens);
     lr_free(kv->bucket);
+    lr_free(kv->path);
 }
 
 /* ---- namespaces ---- */
@@ -85,6 +88,7 @@ int lr_kv_space_get(lr_kv *kv, lr_str salt, lr_str adapter, lr_kv_space **out, l
     s->key_n = n;
     s->key_hash = h;
     s->refs = 1;
+    s->root.slot = -1;
     s->root.hash = mix(++kv->space_serial, 0x5eed);
     for (int g = 0; g < LR_KV_GROUPS; g++) s->root.block[g] = -1;
     s->next = *at;
@@ -147,7 +151,7 @@ lr_kv_node *lr_kv__add_child(lr_kv *kv, lr_kv_node *parent, const int32_t *token
     if (!n) return NULL;
     kv->free_node = n->hash_next;
     kv->n_nodes_used++;
-    *n = (lr_kv_node){.parent = parent, .hash = child_hash(kv, parent, tokens), .depth = parent->depth + 1};
+    *n = (lr_kv_node){.parent = parent, .hash = child_hash(kv, parent, tokens), .depth = parent->depth + 1, .slot = -1};
     for (int g = 0; g < LR_KV_GROUPS; g++) n->block[g] = -1;
     memcpy(kv->node_tokens + (size_t)(n - kv->nodes) * (size_t)kv->cfg.block_size, tokens,
            (size_t)kv->cfg.block_size * sizeof *tokens);
@@ -162,7 +166,7 @@ lr_kv_node *lr_kv__add_child(lr_kv *kv, lr_kv_node *parent, const int32_t *token
 
 static bool is_needed(const lr_kv *kv, const lr_kv_node *n)
 {
-    if (n->child || n->users > 0) return true;
+    if (n->child || n->users > 0 || n->slot >= 0) return true;
     for (int g = 0; g < kv->cfg.n_groups; g++) {
         if (n->block[g] >= 0) return true;
     }
@@ -197,14 +201,14 @@ int lr_kv__find_hit(const lr_kv *kv, lr_kv_node *from, int from_blocks, const in
     lr_kv_node *n = from;
     memcpy(run, run0, sizeof run);
     *end = from;
-    for (int k = from_blocks + 1; (int64_t)k * bs <= limit; k++) {
+    for (int k = from_blocks + 1; k <= kv->cfg.n_blocks[0] && (int64_t)k * bs <= limit; k++) {
         n = lr_kv__find_child(kv, n, tokens + (size_t)(k - 1) * (size_t)bs);
         if (!n) break;
         bool whole = true;
         for (int g = 0; g < kv->cfg.n_groups; g++) {
-            run[g] = n->block[g] >= 0 ? run[g] + 1 : 0;
+            run[g] = lr_kv__has(n, g) ? run[g] + 1 : 0;
             if (run[g] < k - lr_kv__window_first(kv, g, k * bs)) whole = false;
-            if (n->block[g] < 0 && kv->group[g].window == 0) return best; /* nothing behind it can be whole */
+            if (!lr_kv__has(n, g) && kv->group[g].window == 0) return best; /* nothing behind it can be whole */
         }
         if (!whole) continue;
         best = k;

@@ -9,6 +9,8 @@
  * The index is a radix tree. A node stands for one full block of tokens behind its parent's; the root of each tree is a
  * namespace (lr_kv_space), so prompts of different salt or adapter never meet. A lookup hashes, but a hit is decided by
  * comparing parent and tokens. A node knows a block per group, and may lack one (evicted, or fallen out of a window).
+ * With a spill file, what is evicted is written there first and comes back when a prompt asks for it (only for models
+ * without windows). The file has no name, so nothing is left behind; each block is checked when it is read.
  *
  * A table (lr_kv_table) belongs to one sequence: its blocks, how many leading tokens have valid KV ("computed"), and
  * how far the index knows it. Tables share blocks; a block that is shared or indexed is copied before it is written.
@@ -54,14 +56,18 @@ typedef struct lr_kv_config {
     bool prefix_cache;          /* false: nothing is indexed, nothing is found */
     int hash_bits;              /* test hook: keep only so many bits of a hash; 0 = all */
     int evict_scan;             /* leaves that a score function is asked about per eviction; 0 = 256 */
+    const char *spill;          /* folder, or file to be made, that evicted blocks go to; NULL = they are forgotten */
+    size_t spill_bytes;         /* at most; the oldest go first */
     lr_kv_mover mover;
 } lr_kv_config;
 
 /* Per group: total = free + used + cached. */
 typedef struct lr_kv_stats {
     int total, free, used, cached;
-    uint64_t evicted; /* blocks taken from the cache since the start */
-    uint64_t copied;  /* blocks copied on write */
+    uint64_t evicted;                           /* blocks taken from the cache since the start */
+    uint64_t copied;                            /* blocks copied on write */
+    int spilled;                                /* blocks whose contents the spill file holds (group 0) */
+    uint64_t spill_out, spill_in, spill_failed; /* blocks written, brought back; reads and writes that went wrong */
 } lr_kv_stats;
 
 int lr_kv_new(lr_kv **out, const lr_kv_config *cfg, lr_error *err);

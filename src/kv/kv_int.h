@@ -30,7 +30,8 @@ struct lr_kv_node {
     lr_kv_node *hash_next; /* bucket chain; also the free list of nodes */
     uint64_t hash;
     int32_t block[LR_KV_GROUPS]; /* -1 = none */
-    int32_t users;               /* tables whose tail it is */
+    int32_t slot;                /* of the spill file, -1 = none */
+    int32_t users;               /* tables whose tail it is, and calls that hold it */
     int32_t depth;               /* blocks from the root, itself included; 0 = a root */
     uint64_t tag, hits;
     double last_used;
@@ -44,6 +45,8 @@ struct lr_kv_space {
     uint64_t key_hash;
     int refs;
 };
+
+typedef struct kv_spill kv_spill;
 
 #define KV_SPACE_BUCKETS 256
 
@@ -62,6 +65,8 @@ struct lr_kv {
     double now;
     double (*score)(void *user, const lr_kv_leaf *leaf);
     void *score_user;
+    kv_spill *spill;   /* NULL = none */
+    lr_kv_node **path; /* (n_blocks[0]) scratch of take_hit */
 };
 
 static inline int lr_kv__ceil_blocks(const lr_kv *kv, int tokens)
@@ -90,11 +95,28 @@ void lr_kv__node_gc(lr_kv *, lr_kv_node *);
  * length in blocks (>= from_blocks) and its last node. */
 int lr_kv__find_hit(const lr_kv *, lr_kv_node *from, int from_blocks, const int run[LR_KV_GROUPS],
                     const int32_t *tokens, int limit, lr_kv_node **end);
+/* What a prompt could take up of group g here: a block, or a copy in the spill file. */
+static inline bool lr_kv__has(const lr_kv_node *n, int g) { return n->block[g] >= 0 || (g == 0 && n->slot >= 0); }
 /* First block that a row at position len looks at in group g. */
 static inline int lr_kv__window_first(const lr_kv *kv, int g, int len)
 {
     int w = kv->group[g].window;
     return w == 0 || len < w ? 0 : (len - w + 1) / kv->cfg.block_size;
 }
+
+/* spill.c */
+int lr_kv__spill_new(lr_kv *, lr_error *err);
+void lr_kv__spill_free(lr_kv *);
+/* Writes the node's block of group 0 to the file, unless a copy is there. Errors: there is none. */
+void lr_kv__spill_out(lr_kv *, lr_kv_node *);
+/* Reads the node's copy into block b; false (and the copy is gone) if that fails. The caller holds the node. */
+bool lr_kv__spill_in(lr_kv *, lr_kv_node *, int b);
+/* Forgets the node's copy. The node may cease to exist. */
+void lr_kv__spill_drop(lr_kv *, lr_kv_node *);
+void lr_kv__spill_drop_all(lr_kv *);
+int lr_kv__spill_slots(const lr_kv *);
+void lr_kv__spill_stats(const lr_kv *, lr_kv_stats *);
+/* The node whose copy a slot holds, NULL = free. For lr_kv_check. */
+const lr_kv_node *lr_kv__spill_node(const lr_kv *, int slot);
 
 #endif

@@ -43,7 +43,8 @@ int lr_kv_new(lr_kv **out, const lr_kv_config *cfg, lr_error *err)
         }
         for (int b = 0; b < p->n; b++) p->blocks[b].next = b + 1 < p->n ? b + 1 : -1;
     }
-    rc = lr_kv__index_init(kv, err);
+    rc = cfg->spill && cfg->prefix_cache ? lr_kv__spill_new(kv, err) : 0;
+    if (!rc) rc = lr_kv__index_init(kv, err);
     if (rc) goto fail;
     *out = kv;
     return 0;
@@ -56,6 +57,7 @@ void lr_kv_free(lr_kv *kv)
 {
     if (!kv) return;
     lr_kv__index_deinit(kv);
+    lr_kv__spill_free(kv);
     for (int g = 0; g < LR_KV_GROUPS; g++) lr_free(kv->group[g].blocks);
     lr_free(kv);
 }
@@ -71,6 +73,7 @@ void lr_kv_get_stats(const lr_kv *kv, int g, lr_kv_stats *s)
                        .used = p->n - p->n_free - p->n_cached,
                        .evicted = p->evicted,
                        .copied = p->copied};
+    if (g == 0 && kv->spill) lr_kv__spill_stats(kv, s);
 }
 
 int lr_kv_available(const lr_kv *kv, int g) { return kv->group[g].n_free + kv->group[g].n_cached; }
@@ -179,6 +182,7 @@ static void evict(lr_kv *kv, int g)
     lr_kv_node *node = p->blocks[pick_victim(kv, g)].node;
     p->evicted++;
     node->users++; /* keeps it while blocks are taken away */
+    if (kv->spill && g == 0) lr_kv__spill_out(kv, node);
     if (p->window == 0) {
         for (int h = 0; h < kv->cfg.n_groups; h++) {
             if (h == g || node->block[h] < 0 || kv->group[h].blocks[node->block[h]].ref) continue;
@@ -207,6 +211,7 @@ int lr_kv__alloc(lr_kv *kv, int g)
 
 void lr_kv_drop_cached(lr_kv *kv)
 {
+    lr_kv__spill_drop_all(kv);
     for (int g = 0; g < kv->cfg.n_groups; g++) {
         while (kv->group[g].n_cached) lr_kv__unlink(kv, kv->group[g].blocks[kv->group[g].oldest].node, g);
     }

@@ -103,10 +103,58 @@ static void touch(lr_kv *kv, lr_kv_table *t, lr_kv_node *n, bool hit)
     if (hit) n->hits++;
 }
 
+/* Brings back the blocks of a path that only the spill file holds; the others were taken already. Returns how many
+ * nodes of the path have their block now. */
+static int bring_back(lr_kv *kv, lr_kv_table *t, int from, int k)
+{
+    for (int i = from; i < k; i++) {
+        lr_kv_node *n = kv->path[i - from];
+        if (t->block[0][i] >= 0) continue;
+        int b = n->block[0] < 0 && n->slot >= 0 ? lr_kv__alloc(kv, 0) : -1;
+        if (b >= 0 && n->slot >= 0 && lr_kv__spill_in(kv, n, b)) {
+            n->block[0] = b;
+            kv->group[0].blocks[b].node = n;
+            t->block[0][i] = b;
+            continue;
+        }
+        if (b >= 0) lr_kv__deref(kv, 0, b);
+        for (int j = i; j < k; j++) { /* what lies behind the gap is of no use */
+            if (t->block[0][j] >= 0) lr_kv__deref(kv, 0, t->block[0][j]);
+        }
+        return i;
+    }
+    return k;
+}
+
+/* With a spill file (one group, no window): takes the blocks at hand first, so that they are not evicted, then the
+ * others. Returns the blocks of the hit and its last node. */
+static int take_spilled(lr_kv *kv, lr_kv_table *t, lr_kv_node **end, int k)
+{
+    int from = t->n_indexed;
+    lr_kv_node *n = *end, *start = t->tail;
+    for (int i = k; i-- > from; n = n->parent) {
+        kv->path[i - from] = n;
+        n->users++;
+        t->block[0][i] = n->block[0];
+        if (n->block[0] >= 0) lr_kv__ref(kv, 0, n->block[0]);
+    }
+    int got = bring_back(kv, t, from, k);
+    *end = got > from ? kv->path[got - from - 1] : start;
+    (*end)->users++;
+    for (int i = k; i-- > from;) {
+        kv->path[i - from]->users--;
+        lr_kv__node_gc(kv, kv->path[i - from]);
+    }
+    (*end)->users--;
+    return got;
+}
+
 /* The table takes the blocks of the nodes of a hit that ends with `end` at block k. */
 static void take_hit(lr_kv *kv, lr_kv_table *t, lr_kv_node *end, int k)
 {
-    int from = t->n_indexed, len = k * kv->cfg.block_size;
+    int from = t->n_indexed;
+    if (kv->spill) k = take_spilled(kv, t, &end, k);
+    int len = k * kv->cfg.block_size;
     for (int g = 0; g < kv->cfg.n_groups; g++) {
         int first = lr_kv__window_first(kv, g, len);
         if (first > from) { /* what the table held of this group is out of the window */
@@ -117,7 +165,7 @@ static void take_hit(lr_kv *kv, lr_kv_table *t, lr_kv_node *end, int k)
             t->first[g] = first;
         }
         lr_kv_node *n = end;
-        for (int i = k; i-- > from; n = n->parent) {
+        for (int i = k; i-- > from && !kv->spill; n = n->parent) {
             t->block[g][i] = i >= first ? n->block[g] : -1;
             if (i >= first) lr_kv__ref(kv, g, n->block[g]);
         }

@@ -24,7 +24,7 @@ typedef struct trial {
 
 static int eos_every;
 static struct {
-    uint64_t done, cancelled, recompute, swap, swap_in, hits, evicted, copied, parked, refused;
+    uint64_t done, cancelled, recompute, swap, swap_in, hits, evicted, copied, parked, refused, spilled;
 } total;
 
 /* ---- a policy that does nonsense ---- */
@@ -252,6 +252,10 @@ static void run_trial(uint32_t seed, bool hostile, int steps)
     cfg.swap_bytes = fx_rnd(2) ? 300 : 1 << 20;
     int window = fx_rnd(2) ? 1 + (int)fx_rnd(20) : 0;
     if (window) cfg.kv_blocks[1] = fx_rnd(2) ? cfg.kv_blocks[0] : (2 * window + 60) / cfg.block_size + 4;
+    if (!window && fx_rnd(2)) {
+        cfg.spill = "/tmp";
+        cfg.spill_bytes = 100 + fx_rnd(2000);
+    }
     t.e = fx_engine(&cfg, fx_next, &eos_every, MAX_TOKENS, window);
     lr_engine_get_info(t.e, &info);
     t.limit = info.context;
@@ -288,6 +292,7 @@ static void run_trial(uint32_t seed, bool hostile, int steps)
     for (int g = 0; g < info.n_groups; g++) {
         total.evicted += info.kv[g].evicted;
         total.copied += info.kv[g].copied;
+        total.spilled += info.kv[g].spill_in;
     }
     lr_engine_drop_cached(t.e);
     lr_engine_get_info(t.e, &info);
@@ -300,8 +305,9 @@ static void run_trial(uint32_t seed, bool hostile, int steps)
 /* The trials must have met what they are about. */
 static void assert_totals(bool hostile)
 {
-    const uint64_t v[] = {total.done, total.cancelled, total.recompute, total.swap,   total.swap_in,
-                          total.hits, total.evicted,   total.copied,    total.parked, hostile ? total.refused : 100};
+    const uint64_t v[] = {total.done,   total.cancelled, total.recompute, total.swap,   total.swap_in,
+                          total.hits,   total.evicted,   total.copied,    total.parked, hostile ? total.refused : 100,
+                          total.spilled};
     for (size_t i = 0; i < sizeof v / sizeof *v; i++) {
         if (v[i] < 100) fail_msg("count %zu is only %llu", i, (unsigned long long)v[i]);
     }

@@ -3,10 +3,13 @@
 #include "base/mem.h"
 #include "kv/kv.h"
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <unistd.h>
 #include <cmocka.h>
 
 #define MAX_SLOTS 4096
@@ -36,6 +39,8 @@ static void do_write(void *user, int g, int b, const void *src)
     memcpy(s->slot[g] + b * s->bs, src, (size_t)s->bs * 4);
 }
 
+static const char *spill; /* folder of the spill file of the pools to come */
+
 static store *make(int bs, int blocks, int window, bool cache, int hash_bits)
 {
     store *s = calloc(1, sizeof *s);
@@ -46,6 +51,8 @@ static store *make(int bs, int blocks, int window, bool cache, int hash_bits)
                         .window = {0, window},
                         .prefix_cache = cache,
                         .hash_bits = hash_bits,
+                        .spill = window ? NULL : spill,
+                        .spill_bytes = 160,
                         .mover = {s, do_copy, do_read, do_write, {(size_t)bs * 4, (size_t)bs * 4}}};
     s->bs = bs;
     memset(s->slot, 0xff, sizeof s->slot);
@@ -462,6 +469,140 @@ static void test_window_needs_its_blocks(void **state)
     drop(s);
 }
 
+/* The descriptor of the spill file: the only nameless one of that name. */
+static int spill_fd(void)
+{
+    char link[64], target[256];
+    for (int fd = 3; fd < 256; fd++) {
+        snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+        ssize_t n = readlink(link, target, sizeof target - 1);
+        if (n <= 0) continue;
+        target[n] = 0;
+        if (strstr(target, "llmrun-spill") && strstr(target, "(deleted)")) return fd;
+    }
+    return -1;
+}
+
+static void test_spill(void **state)
+{
+    spill = "/tmp";
+    store *s = make(2, 6, 0, true, 0); /* 20 slots */
+    lr_kv_table a;
+    int32_t t[8][12];
+    lr_kv_stats st;
+    init(s, &a, "", "");
+    for (int i = 0; i < 8; i++) {
+        fill(t[i], 12, i * 100);
+        if (i >= 4) continue;
+        assert_true(run(s, &a, t[i], 12));
+        lr_kv_table_drop(s->kv, &a);
+        check(s);
+    }
+    lr_kv_get_stats(s->kv, 0, &st);
+    assert_int_equal(st.spilled, 18);
+    for (int round = 0; round < 3; round++) {
+        for (int i = 0; i < 4; i++) {
+            assert_true(match(s, &a, t[i], 12) >= (round || i ? 8 : 12));
+            verify(s, &a, t[i]);
+            check(s);
+            lr_kv_table_drop(s->kv, &a);
+        }
+    }
+    lr_kv_get_stats(s->kv, 0, &st);
+    assert_true(st.spill_in > 20 && st.spill_failed == 0);
+    /* contents that changed on the way are a miss, not a hit */
+    int fd = spill_fd();
+    char junk[160];
+    memset(junk, 7, sizeof junk);
+    assert_true(fd >= 0);
+    assert_int_equal(pwrite(fd, junk, sizeof junk, 0), sizeof junk);
+    for (int i = 0; i < 4; i++) {
+        assert_true(match(s, &a, t[i], 12) <= 12);
+        verify(s, &a, t[i]);
+        check(s);
+        lr_kv_table_drop(s->kv, &a);
+    }
+    assert_int_equal(ftruncate(fd, 0), 0);
+    for (int i = 4; i < 8; i++) {
+        assert_int_equal(match(s, &a, t[i], 12), 0);
+        assert_true(run(s, &a, t[i], 12));
+        check(s);
+        lr_kv_table_drop(s->kv, &a);
+    }
+    lr_kv_get_stats(s->kv, 0, &st);
+    assert_true(st.spill_failed > 0);
+    lr_kv_drop_cached(s->kv);
+    lr_kv_get_stats(s->kv, 0, &st);
+    assert_int_equal(st.spilled, 0);
+    assert_int_equal(st.free, 6);
+    lr_kv_table_deinit(s->kv, &a);
+    check(s);
+    drop(s);
+    assert_int_equal(spill_fd(), -1);
+    spill = NULL;
+}
+
+/* A file that can't grow: the pool goes on without it. */
+static void test_spill_disk_full(void **state)
+{
+    struct rlimit old, small = {16, RLIM_INFINITY};
+    spill = "/tmp";
+    store *s = make(2, 6, 0, true, 0);
+    spill = NULL;
+    lr_kv_table a;
+    int32_t t[12];
+    lr_kv_stats st;
+    getrlimit(RLIMIT_FSIZE, &old);
+    small.rlim_max = old.rlim_max;
+    void (*was)(int) = signal(SIGXFSZ, SIG_IGN);
+    init(s, &a, "", "");
+    setrlimit(RLIMIT_FSIZE, &small);
+    for (int i = 0; i < 4; i++) {
+        fill(t, 12, i * 100);
+        assert_true(run(s, &a, t, 12));
+        lr_kv_table_drop(s->kv, &a);
+    }
+    setrlimit(RLIMIT_FSIZE, &old);
+    signal(SIGXFSZ, was);
+    check(s);
+    lr_kv_get_stats(s->kv, 0, &st);
+    assert_int_equal(st.spill_failed, 1);
+    assert_int_equal(st.spilled, 2);
+    assert_int_equal(match(s, &a, t, 12), 12);
+    verify(s, &a, t);
+    lr_kv_table_deinit(s->kv, &a);
+    drop(s);
+}
+
+static void test_spill_config(void **state)
+{
+    lr_kv *kv;
+    lr_error err;
+    lr_kv_config c = {.block_size = 4,
+                      .n_groups = 1,
+                      .n_blocks = {8},
+                      .prefix_cache = true,
+                      .spill = "/nonexistent/dir/file",
+                      .spill_bytes = 100,
+                      .mover = {.block_bytes = {16}}};
+    assert_int_equal(lr_kv_new(&kv, &c, &err), LR_EIO);
+    c.spill = "/tmp";
+    c.spill_bytes = 15;
+    assert_int_equal(lr_kv_new(&kv, &c, &err), LR_EINVAL);
+    c.spill_bytes = 100;
+    c.window[0] = 5;
+    assert_int_equal(lr_kv_new(&kv, &c, &err), LR_EUNSUPPORTED);
+    char path[] = "/tmp/llmrun-kv-XXXXXX";
+    close(mkstemp(path));
+    c.window[0] = 0;
+    c.spill = path; /* never somebody's file */
+    assert_int_equal(lr_kv_new(&kv, &c, &err), LR_EIO);
+    remove(path);
+    assert_int_equal(lr_kv_new(&kv, &c, &err), 0);
+    assert_int_not_equal(access(path, F_OK), 0);
+    lr_kv_free(kv);
+}
+
 /* ---- random use ---- */
 
 typedef struct seq {
@@ -593,6 +734,7 @@ static void test_random(void **state)
         for (int w = 0; w < 4; w++) {
             int window = w == 0 ? 0 : w == 1 ? 1 : w == 2 ? 7 : 20;
             for (int k = 0; k < 4; k++) {
+                spill = seed % 2 ? "/tmp" : NULL;
                 random_use(sizes[i], window, 150 / sizes[i] + 8 * k, k != 3, k == 1 ? 4 : 0, ++seed);
             }
         }
@@ -613,6 +755,9 @@ int main(void)
         cmocka_unit_test(test_eviction_by_score),
         cmocka_unit_test(test_window),
         cmocka_unit_test(test_window_needs_its_blocks),
+        cmocka_unit_test(test_spill),
+        cmocka_unit_test(test_spill_disk_full),
+        cmocka_unit_test(test_spill_config),
         cmocka_unit_test(test_random),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
