@@ -1,5 +1,6 @@
 --- require "llmrun": what programs use. See lua/README.md.
 
+local best = require "llmrun.best"
 local branch = require "llmrun.branch"
 local errors = require "llmrun.errors"
 local options = require "llmrun.options"
@@ -12,6 +13,8 @@ local llm = {
     any = branch.any,
     race = branch.race,
     map = branch.map,
+    first_valid = best.first_valid,
+    best_of = best.best_of,
     sleep = branch.sleep,
     timeout = branch.timeout,
     Error = errors.Error,
@@ -24,7 +27,8 @@ local load_options = {
 for k, v in pairs(require("llmrun.model").engine_options) do load_options[k] = v end
 
 --- Loads a model: a GGUF file, a folder with one, or a name that scripts/fetch_model knows.
----   device ("auto", "cpu", "cuda:0"), threads (0 = all), compute ("fast", "bf16", "f32": the exact reference path), isa
+---   device ("auto", "cpu", "cuda:0"), threads (0 = all), isa, compute ("fast"; "bf16": nearer to exact, needs AMX;
+---   "f32": the exact reference path)
 ---   arch: name, file or function of the layer graph; allow_unused: load although it leaves tensors unused
 ---   ctx: longest sequence; kv = { memory = 0.9 | bytes, blocks = n | "auto", type = "f16", block_size = 16,
 ---     prefix_cache = true }; max_batch_tokens, max_seqs, chunk, preempt, swap_bytes, max_pinned
@@ -40,7 +44,9 @@ function llm.load(name, opts)
     for k, v in pairs(opts or {}) do o[k] = v end
     if o.device == "auto" then o.device = nil end
     if o.compute == "fast" then o.compute = nil end
-    if o.compute and o.compute ~= "f32" then errors.raise("llm.load", "compute: \"fast\" or \"f32\" expected") end
+    if o.compute and o.compute ~= "f32" and o.compute ~= "bf16" then
+        errors.raise("llm.load", "compute: \"fast\", \"bf16\" or \"f32\" expected")
+    end
     local path = errors.check("llm.load", require("llmrun.catalog").find(name))
     local core_model, info = errors.check("llm.load", require("llmrun.loader").open(path, o))
     info.default_kv_type = o.compute == "f32" and "f32" or nil

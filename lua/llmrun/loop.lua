@@ -48,11 +48,14 @@ local function on_error(err)
     return { value = err, trace = tidy(debug.traceback(text, 2)) }
 end
 
+--- Whether a task failed only because what it waited for was ended by someone else: no news to anybody.
+local function was_ended(task) return type(task.error) == "table" and task.error.code == "cancelled" end
+
 local function finish(task, state)
     task.state = state
     alive[task] = nil
     task.co = nil
-    if state == "failed" and not task.owned then unseen[task] = true end
+    if state == "failed" and not task.owned and not was_ended(task) then unseen[task] = true end
     local done = task.on_done
     task.on_done = nil
     for i = 1, #done do done[i](task) end

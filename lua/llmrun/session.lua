@@ -6,6 +6,7 @@
 --- to it.
 
 local errors = require "llmrun.errors"
+local loop = require "llmrun.loop"
 local options = require "llmrun.options"
 local runner = require "llmrun.runner"
 local sampler = require "llmrun.sampler"
@@ -18,7 +19,8 @@ local M = {}
 ---@field tokens integer[] a copy of them
 ---@field text string their text
 ---@field messages table[] the chat so far
----@field result? table of the last gen or stream
+---@field result? table of the last gen, stream or select
+---@field picked table<string, string> the texts that select chose, by name
 local Session = {}
 
 local properties = {
@@ -45,8 +47,10 @@ end
 
 function M.new(model, seq, chat, opts)
     return setmetatable({
-        model = model, seq = seq, chat = chat, messages = {}, tools = opts.tools, vars = opts.vars,
+        model = model, seq = seq, chat = chat, messages = {}, tools = opts.tools, vars = opts.vars, tag = opts.tag,
         ends = setmetatable({}, { __mode = "k" }), -- message -> tokens up to its end, once it was rendered
+        forks = setmetatable({}, { __mode = "k" }), -- set of sessions that were forked from it
+        picked = {},
     }, Session)
 end
 
@@ -343,17 +347,40 @@ function Session:score(opts)
     return logprob_list(self, op.req), (op.req:logprob_sum())
 end
 
+--- Which of several texts the model finds most probable next: one batch on the shared prefix. The session goes on
+--- behind it, as if it had been appended. Returns the text and { name, text, index, method, choices = { { text, tokens,
+--- logprobs, logprob, score }, ... }, usage }; s.picked[name] is the text. Options: method
+--- ("token_length_normalized", "greedy_token_selection", "unconditional_likelihood_normalized": see select.lua),
+--- priority, deadline, tenant.
+---@param name string
+---@param choices string[]
+---@param opts? table
+---@return string text, table result
+function Session:select(name, choices, opts)
+    return require("llmrun.select").run(self, M.internal, name, choices, opts)
+end
+
 local function copy_chat(self, f)
     f.messages = table.move(self.messages, 1, #self.messages, 1, {})
     for m, e in pairs(self.ends) do f.ends[m] = e end
-    f.turn = self.turn and { at = self.turn.at, text = self.turn.text }
+    f.turn = self.turn and { at = self.turn.at, text = not self.op and self.turn.text or nil }
+    f.picked = {}
+    for k, v in pairs(self.picked) do f.picked[k] = v end
 end
 
---- n sessions (1) that go on from here; they share the KV so far.
+--- Takes over a sequence in place of its own.
+local function adopt(self, seq)
+    self.seq:close()
+    self.seq = seq
+    if self.pinned then self.seq:pin(true) end -- if there is room
+    if self.tag ~= nil then self.seq:set_tag(self.tag) end
+end
+
+--- n sessions (1) that go on from here; they share the KV so far. Also between the pieces of a stream.
 ---@param n? integer
 ---@return llmrun.Session ...
 function Session:fork(n)
-    ready(self, "s:fork")
+    if self.closed or self.model.closed then ready(self, "s:fork") end
     n = n or 1
     if math.type(n) ~= "integer" or n < 1 then errors.raise("s:fork", "a number of forks expected, 1 or more") end
     local forks = {}
@@ -361,8 +388,36 @@ function Session:fork(n)
         local seq = errors.check("s:fork", self.seq:fork())
         forks[i] = M.new(self.model, seq, self.chat, self)
         copy_chat(self, forks[i])
+        self.forks[forks[i]] = true
     end
     return table.unpack(forks)
+end
+
+--- Goes on as one of its forks: takes its tokens, KV and messages; the fork is closed. The session's other forks are
+--- closed too, whatever they are doing: what they hold is free at once, and a call that waits in one of them ends with
+--- an error of code "cancelled". keep = true leaves them alone.
+---@param winner llmrun.Session
+---@param opts? { keep?: boolean }
+function Session:join(winner, opts)
+    ready(self, "s:join")
+    options.check("s:join", opts, { keep = "boolean" }, 2)
+    if getmetatable(winner) ~= Session then
+        errors.raise("s:join", ("a fork of the session expected, got %s"):format(type(winner)))
+    elseif not self.forks[winner] then
+        errors.raise("s:join", "the session given was not forked from this one")
+    end
+    ready(winner, "s:join: the fork")
+    local seq = winner.seq
+    winner.closed = true
+    self.forks[winner] = nil
+    copy_chat(winner, self)
+    self.result = winner.result
+    if not (opts and opts.keep) then
+        for f in pairs(self.forks) do f:close() end
+        self.forks = setmetatable({}, { __mode = "k" })
+    end
+    adopt(self, seq)
+    return self
 end
 
 --- Cuts the session to its first pos tokens; messages whose end is cut off go too. A negative pos counts from the end.
@@ -386,10 +441,45 @@ function Session:rewind(pos)
     return self
 end
 
---- Keeps its blocks when memory runs short (on = false: no more).
-function Session:pin(on)
+--- As rewind, to a length counted from the beginning.
+---@param n integer
+function Session:truncate(n)
+    if math.type(n) ~= "integer" or n < 0 then
+        errors.raise("s:truncate", ("a length (integer) expected, got %s"):format(tostring(n)))
+    end
+    return self:rewind(n)
+end
+
+--- Keeps its blocks when memory runs short: for so many seconds, or (true, nothing) until s:pin(false).
+---@param how? boolean|number
+function Session:pin(how)
     ready(self, "s:pin")
-    errors.check("s:pin", self.seq:pin(on ~= false))
+    if how == nil then how = true end
+    local seconds = type(how) == "number" and how
+    if type(how) ~= "boolean" and not (seconds and seconds > 0) then
+        errors.raise("s:pin", ("true, false or a number of seconds above 0 expected, got %s"):format(tostring(how)))
+    end
+    errors.check("s:pin", self.seq:pin(how ~= false))
+    if self.pin_timer then loop.cancel_timer(self.pin_timer) end
+    self.pin_timer, self.pinned = nil, how ~= false
+    if seconds then
+        self.pin_timer = loop.after(seconds, function()
+            self.pin_timer, self.pinned = nil, false
+            if not self.closed and not self.model.closed then self.seq:pin(false) end
+        end)
+    end
+    return self
+end
+
+--- Sets the tag that policies see: an integer or a table (nil: none).
+---@param tag integer|table|nil
+function Session:set_tag(tag)
+    ready(self, "s:set_tag")
+    if tag ~= nil and math.type(tag) ~= "integer" and type(tag) ~= "table" then
+        errors.raise("s:set_tag", ("integer or table expected, got %s"):format(type(tag)))
+    end
+    self.seq:set_tag(tag)
+    self.tag = tag
     return self
 end
 
@@ -410,9 +500,13 @@ function Session:close()
         self.op:close()
         self.op = nil
     end
+    if self.pin_timer then loop.cancel_timer(self.pin_timer) end
     self.seq:close()
 end
 
 Session.__close = Session.close
+
+--- For other modules of the library.
+M.internal = { ready = ready, open_turn = open_turn, adopt = adopt }
 
 return M
