@@ -36,7 +36,8 @@ static struct {
     _Atomic(pthread_t) thread;
     _Atomic bool asleep;
     lua_State *volatile L; /* the thread of the innermost call */
-    bool works;            /* the watchdog runs */
+    volatile sig_atomic_t held;
+    bool works; /* the watchdog runs */
     pthread_once_t once;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -95,7 +96,7 @@ static void arm(lua_State *L)
 static void on_signal(int sig)
 {
     (void)sig;
-    if (!time_is_up()) return;
+    if (watch.held || !time_is_up()) return;
     lua_State *L = watch.L, *running = lr_lua_running();
     arm(L);
     if (running && running != L) arm(running);
@@ -184,12 +185,16 @@ static void begin_time(double seconds)
     pthread_mutex_unlock(&watch.lock);
 }
 
+void lr_lua_hold_time(bool on) { watch.held = on; }
+
 /* ---- the door ---- */
 
 static int outcome(lua_State *L, int st, bool late, const lr_lua_limits *lim, lr_error *err)
 {
     if (st == LUA_OK) return 0;
     if (st == LUA_ERRMEM) {
+        lua_pop(L, 1); /* says nothing of the limit */
+        lua_pushnil(L);
         return heap.over ? lr_fail(err, LR_ELIMIT, "over the memory limit of a hook: %zu MiB", lim->bytes >> 20)
                          : lr_fail(err, LR_ENOMEM, "not enough memory");
     }
@@ -213,7 +218,7 @@ int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_l
     lua_remove(L, base);
     bool late = time_is_up();
     if (timed && (atomic_load(&watch.call) & 1)) atomic_fetch_add(&watch.call, 1);
-    if (outer && late) lua_sethook(L, NULL, 0, 0);
+    if (late) lua_sethook(L, NULL, 0, 0); /* an outer call's time is up too: the next signal tells it */
     watch.L = outer_L;
     lr_lua_set_running(running);
     heap.depth--;

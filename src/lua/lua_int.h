@@ -79,6 +79,8 @@ typedef struct lr_lua_limits {
 int lr_lua_call_limited(lua_State *L, int n_args, int n_results, const lr_lua_limits *, lr_error *err);
 /* The same, but leaves the whole message (a string, if it could be made) on the stack when it fails. */
 int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_limits *, lr_error *err);
+/* Nothing is stopped for its time while this is on: for reporting what was stopped. */
+void lr_lua_hold_time(bool on);
 
 void lr_lua_open_guard(lua_State *L);
 void lr_lua_open_coroutine(lua_State *L);

@@ -106,7 +106,8 @@ static int run_hook(lua_State *L)
 
 /* ---- failures ---- */
 
-/* Protected: policy, hook, and the message: calls the function that was given for that. */
+/* Protected: policy, hook, the short text of the error, and the whole message if there is one: calls the function that
+ * was given for that. */
 static int tell(lua_State *L)
 {
     const lr_lua_policy *p = lua_touserdata(L, 1);
@@ -114,7 +115,11 @@ static int tell(lua_State *L)
     lr_policy_push_env(L, p);
     if (lua_isnil(L, -1) || lua_rawgeti(L, -1, ENV_FAILED) != LUA_TFUNCTION) return 0;
     lua_pushstring(L, lr_lua_hook_names[hook]);
-    lua_pushvalue(L, 3);
+    if (lua_isstring(L, 4)) {
+        lua_pushvalue(L, 4);
+    } else {
+        lua_pushstring(L, lua_touserdata(L, 3));
+    }
     lua_pushinteger(L, (lua_Integer)p->hook[hook].failures);
     lua_pushboolean(L, p->set_aside);
     lua_call(L, 4, 0);
@@ -122,7 +127,7 @@ static int tell(lua_State *L)
 }
 
 /* The message (or what the error left) is on the stack's top, and is popped. */
-static void failed(lr_lua_policy *p, int hook, const lr_error *err)
+static void failed(lr_lua_policy *p, int hook, lr_error *err)
 {
     lua_State *L = p->L;
     p->hook[hook].failures++;
@@ -137,18 +142,18 @@ static void failed(lr_lua_policy *p, int hook, const lr_error *err)
         return;
     }
     p->hook[hook].logged = true;
-    if (err->code == LR_ENOMEM || (err->code == LR_ELIMIT && strstr(err->text, "memory"))) {
+    lr_lua_hold_time(true);
+    lua_pushcfunction(L, tell);
+    lua_pushlightuserdata(L, p);
+    lua_pushinteger(L, hook);
+    lua_pushlightuserdata(L, err->text);
+    lua_pushvalue(L, -5);
+    if (lua_pcall(L, 4, 0, 0) != LUA_OK) {
         fprintf(stderr, "llmrun: policy '%s': hook %s: %s\n", p->name, lr_lua_hook_names[hook], err->text);
         lua_pop(L, 1);
-        lua_pushnil(L);
     }
-    lua_pushcfunction(L, tell);
-    lua_insert(L, -2);
-    lua_pushlightuserdata(L, p);
-    lua_insert(L, -2);
-    lua_pushinteger(L, hook);
-    lua_insert(L, -2);
-    if (lua_pcall(L, 3, 0, 0) != LUA_OK) lua_pop(L, 1);
+    lua_pop(L, 1);
+    lr_lua_hold_time(false);
 }
 
 /* The one door. 0, or negative: the built-in rule decides. */

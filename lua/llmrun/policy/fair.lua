@@ -16,15 +16,10 @@ return function(options)
         counters[tenant] = (counters[tenant] or 0) + work / (weights[tenant] or 1)
     end
 
-    --- The waiting requests of each tenant, in order of arrival; and tenants that come back catch up with the others.
-    local function sort_by_tenant(step)
-        local queues, now_active, lowest = {}, {}, nil
-        for _, r in ipairs(step.waiting) do
-            local t = r.tenant
-            queues[t] = queues[t] or {}
-            table.insert(queues[t], r)
-            now_active[t] = true
-        end
+    --- Tenants that come back catch up with those at work.
+    local function catch_up(step)
+        local now_active, lowest = {}, nil
+        for _, r in ipairs(step.waiting) do now_active[r.tenant] = true end
         for _, r in ipairs(step.running) do now_active[r.tenant] = true end
         for t in pairs(now_active) do
             if active[t] then lowest = math.min(lowest or math.huge, served[t]) end
@@ -33,27 +28,33 @@ return function(options)
             if not active[t] then served[t] = math.max(served[t] or 0, lowest or 0) end
         end
         active = now_active
-        return queues
     end
 
-    --- The order in which requests are to start: always the next one of the tenant that would then have had the
-    --- least.
-    local function next_ones(queues, n)
-        local list, counters, place = {}, {}, {}
-        for t in pairs(queues) do counters[t], place[t] = served[t], 1 end
-        while #list < n do
-            local least
-            for t in pairs(counters) do
-                if not least or counters[t] < counters[least] or (counters[t] == counters[least] and t < least) then
-                    least = t
-                end
+    --- The first n in the order in which waiting requests are to start: always the oldest one of the tenant that would
+    --- then have had the least.
+    local function next_ones(waiting, n)
+        local list, counters, queues = {}, {}, {}
+        if n == 0 then return list end
+        for _, r in ipairs(waiting) do
+            local t = r.tenant
+            local q = queues[t]
+            if not q then
+                q = { first = 1 }
+                queues[t], counters[t] = q, served[t]
             end
-            if not least then break end
-            local r = queues[least][place[least]]
+            q[#q + 1] = r
+        end
+        while #list < n and next(counters) do
+            local least
+            for t, c in pairs(counters) do
+                if not least or c < counters[least] or (c == counters[least] and t < least) then least = t end
+            end
+            local q = queues[least]
+            local r = q[q.first]
             list[#list + 1] = r
             charge(counters, least, r.prompt_tokens)
-            place[least] = place[least] + 1
-            if not queues[least][place[least]] then counters[least] = nil end
+            q.first = q.first + 1
+            if not q[q.first] then counters[least] = nil end
         end
         return list
     end
@@ -61,7 +62,8 @@ return function(options)
     return {
         name = "fair",
         schedule = function(_, step)
-            local list = next_ones(sort_by_tenant(step), step.slots)
+            catch_up(step)
+            local list = next_ones(step.waiting, step.slots)
             step:serve(list)
             for _, r in ipairs(list) do
                 if r.granted > 0 and not r.charged then

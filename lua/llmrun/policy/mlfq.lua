@@ -8,24 +8,36 @@
 
 return function(options)
     local quantum, levels, patience = options.quantum or 64, options.levels or 6, options.patience or 10
+    local looked = 0 -- when, after who has waited too long
 
-    local function level(r)
-        local work = r.prompt_tokens + r.generated_tokens
-        if r.state == "waiting" and r.queue_time - (r.waited or 0) > patience then
-            r.waited, r.forgiven = r.queue_time, work
-        end
-        work = work - (r.forgiven or 0)
+    local function find_level(r)
+        local work = r.prompt_tokens + r.generated_tokens - (r.forgiven or 0)
         local n = 0
         while work > quantum << n and n < levels - 1 do n = n + 1 end
+        r.level = n
         return n
+    end
+
+    local function level(r) return r.level or find_level(r) end
+
+    local function forgive(r)
+        if r.queue_time - (r.waited or 0) > patience then
+            r.waited, r.forgiven = r.queue_time, r.prompt_tokens + r.generated_tokens
+            find_level(r)
+        end
     end
 
     return {
         name = "mlfq",
         schedule = function(_, step)
+            if step.now - looked > patience / 10 then
+                looked = step.now
+                for _, r in ipairs(step.waiting) do forgive(r) end
+            end
             step:displace(level, "swap")
             step:serve(level)
         end,
         preempt = function(_, step) return step:last(level), "swap" end,
+        token = function(_, r) find_level(r) end,
     }
 end
