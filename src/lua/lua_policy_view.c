@@ -213,6 +213,34 @@ static const struct {
 
 static int granted(const lr_policy_req *q) { return q->p->step ? lr_step_granted(q->p->step, q->r) : 0; }
 
+static lua_Integer int_field(const lr_policy_req *q, const lr_req_info *in, int field)
+{
+    switch (field) {
+    case F_PRIORITY:
+        return in->priority;
+    case F_PROMPT_TOKENS:
+        return in->n_prompt;
+    case F_CACHED_TOKENS:
+        return in->n_cached;
+    case F_COMPUTED_TOKENS:
+        return in->n_computed;
+    case F_GENERATED_TOKENS:
+        return in->n_generated;
+    case F_MAX_TOKENS:
+        return in->max_tokens;
+    case F_PENDING:
+        return in->n_pending;
+    case F_GRANTED:
+        return granted(q);
+    case F_BLOCKS:
+        return lr_request_blocks(q->r, 0);
+    case F_PREEMPTED:
+        return in->n_preempted;
+    default: /* F_SEQ */
+        return in->seq ? (lua_Integer)lr_seq_id(in->seq) : 0;
+    }
+}
+
 static int push_field(lua_State *L, const lr_policy_req *q, int field)
 {
     static const char *const kinds[] = {"generate", "logits", "score"};
@@ -230,9 +258,6 @@ static int push_field(lua_State *L, const lr_policy_req *q, int field)
     case F_TAG:
         lr_lua_push_tag(L, in->tag);
         break;
-    case F_PRIORITY:
-        lua_pushinteger(L, in->priority);
-        break;
     case F_DEADLINE:
         lua_pushnumber(L, in->deadline);
         break;
@@ -242,41 +267,11 @@ static int push_field(lua_State *L, const lr_policy_req *q, int field)
     case F_QUEUE_TIME:
         lua_pushnumber(L, lr_request_queue_time(q->r));
         break;
-    case F_PROMPT_TOKENS:
-        lua_pushinteger(L, in->n_prompt);
-        break;
-    case F_CACHED_TOKENS:
-        lua_pushinteger(L, in->n_cached);
-        break;
-    case F_COMPUTED_TOKENS:
-        lua_pushinteger(L, in->n_computed);
-        break;
-    case F_GENERATED_TOKENS:
-        lua_pushinteger(L, in->n_generated);
-        break;
-    case F_MAX_TOKENS:
-        lua_pushinteger(L, in->max_tokens);
-        break;
-    case F_PENDING:
-        lua_pushinteger(L, in->n_pending);
-        break;
-    case F_GRANTED:
-        lua_pushinteger(L, granted(q));
-        break;
-    case F_BLOCKS:
-        lua_pushinteger(L, lr_request_blocks(q->r, 0));
-        break;
     case F_BLOCK_SECONDS:
         lua_pushnumber(L, in->block_seconds);
         break;
-    case F_PREEMPTED:
-        lua_pushinteger(L, in->n_preempted);
-        break;
-    case F_SEQ:
-        lua_pushinteger(L, in->seq ? (lua_Integer)lr_seq_id(in->seq) : 0);
-        break;
     default:
-        return 0;
+        lua_pushinteger(L, int_field(q, in, field));
     }
     return 1;
 }
