@@ -69,6 +69,7 @@ static int mad_preempt(void *user, lr_step *s, lr_request *req, int group, int n
         lr_request *r = any_request(user, s);
         if (r) lr_step_preempt(s, r, fx_rnd(2) ? LR_PREEMPT_SWAP : LR_PREEMPT_RECOMPUTE);
     }
+    if (fx_rnd(2)) assert_int_equal(lr_step_run(s, req, 1 + (int)fx_rnd(9)), 0); /* it is being given blocks just now */
     return fx_rnd(4) == 0 ? -1 : 0;
 }
 
