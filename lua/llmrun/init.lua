@@ -65,6 +65,10 @@ function llm.watch(model, path, opts) return model:watch(path, opts) end
 --- A chain of sampling stages: see sampler.lua.
 function llm.sampler(stages) return require("llmrun.sampler").new(stages) end
 
+--- A model that calls tools until it has an answer: see agent.lua.
+---@return llmrun.Agent
+function llm.agent(opts) return require("llmrun.agent").new(opts) end
+
 --- Sets the seed from which those of later requests follow (each request without one gets its own).
 ---@param n integer
 function llm.seed(n) require("llmrun.seeds").set(n) end
