@@ -290,6 +290,40 @@ local function run_timers()
     end
 end
 
+-- Descriptors: sockets and the like. While any is watched, the loop sleeps in them when it has nothing else to do.
+local poller
+local watched, n_watched = {}, 0 -- fd -> function
+
+--- Calls fn() from the loop whenever a descriptor is ready: "r" to be read, "w" to be written, "rw" either. Again with
+--- other arguments: changes that.
+---@param fd integer
+---@param what "r"|"w"|"rw"
+---@param fn function
+function M.watch(fd, what, fn)
+    poller = poller or assert(core.poller())
+    assert(poller:set(fd, what))
+    if not watched[fd] then n_watched = n_watched + 1 end
+    watched[fd] = fn
+end
+
+--- Watches it no longer; to be called before the descriptor is closed.
+function M.unwatch(fd)
+    if not watched[fd] then return end
+    watched[fd] = nil
+    n_watched = n_watched - 1
+    poller:set(fd, nil)
+end
+
+--- Waits at most so many seconds (nil: without end) for a descriptor; does nothing if none is watched.
+local function poll(seconds)
+    if n_watched == 0 then return false end
+    for _, fd in ipairs(poller:wait(seconds)) do
+        local fn = watched[fd]
+        if fn then fn() end
+    end
+    return true
+end
+
 --- Adds a source of work: source:busy() tells whether source:step() has something to do.
 function M.add_source(source) sources[#sources + 1] = source end
 
@@ -334,6 +368,7 @@ end
 --- One round. False if nothing can happen any more.
 local function turn()
     run_ready()
+    poll(0)
     if head <= tail then
         run_timers()
         step_sources()
@@ -341,8 +376,10 @@ local function turn()
     end
     run_timers()
     if step_sources() or head <= tail then return true end
-    if timers[1] then
-        core.sleep(math.max(0, timers[1].at - core.now()))
+    local seconds = timers[1] and math.max(0, timers[1].at - core.now()) or nil
+    if poll(seconds) then return true end
+    if seconds then
+        core.sleep(seconds)
         return true
     end
     return false

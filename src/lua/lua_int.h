@@ -93,6 +93,9 @@ void lr_lua_open_logits(lua_State *L);
 void lr_lua_open_sample(lua_State *L);
 void lr_lua_open_scripted(lua_State *L);
 void lr_lua_open_policy(lua_State *L);
+void lr_lua_open_http(lua_State *L);
+void lr_lua_open_json(lua_State *L);
+void lr_lua_open_net(lua_State *L);
 
 /* ---- logits ---- */
 

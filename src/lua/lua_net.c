@@ -1,0 +1,243 @@
+/* lua_net.c - what the run loop sleeps in (an epoll set), TCP client sockets, and signals as a readable descriptor.
+ *
+ * Nothing here waits but poller:wait. loop.lua holds the one poller; lua/llmrun/net.lua makes calls that wait of it.
+ */
+#include "lua/lua_int.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <signal.h>
+#include <string.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define POLLER "llmrun.poller"
+#define SOCKET "llmrun.socket"
+
+static int fail_errno(lua_State *L, const char *what, int e)
+{
+    lua_pushnil(L);
+    lua_pushfstring(L, "%s: %s", what, strerror(e));
+    lua_pushstring(L, e == EAGAIN || e == EINPROGRESS ? "again" : "io");
+    return 3;
+}
+
+typedef struct fd_ud {
+    int fd; /* -1 = closed */
+} fd_ud;
+
+static int fd_close(lua_State *L, const char *name)
+{
+    fd_ud *u = luaL_checkudata(L, 1, name);
+    if (u->fd >= 0) close(u->fd);
+    u->fd = -1;
+    return 0;
+}
+
+static fd_ud *new_fd(lua_State *L, const char *name)
+{
+    fd_ud *u = lua_newuserdatauv(L, sizeof *u, 0);
+    u->fd = -1;
+    luaL_setmetatable(L, name);
+    return u;
+}
+
+static int check_fd(lua_State *L, const char *name)
+{
+    fd_ud *u = luaL_checkudata(L, 1, name);
+    if (u->fd < 0) luaL_error(L, "it is closed");
+    return u->fd;
+}
+
+/* ---- poller ---- */
+
+/* poller() -> an empty set of descriptors */
+static int core_poller(lua_State *L)
+{
+    fd_ud *u = new_fd(L, POLLER);
+    u->fd = epoll_create1(EPOLL_CLOEXEC);
+    return u->fd < 0 ? fail_errno(L, "epoll", errno) : 1;
+}
+
+static int poller_close(lua_State *L) { return fd_close(L, POLLER); }
+
+/* p:set(fd, "r" | "w" | "rw" | nil): watches it for that from now on (nil: no longer). nil, text, code */
+static int poller_set(lua_State *L)
+{
+    int p = check_fd(L, POLLER), fd = (int)luaL_checkinteger(L, 2);
+    const char *what = luaL_optstring(L, 3, NULL);
+    if (!what) {
+        epoll_ctl(p, EPOLL_CTL_DEL, fd, NULL); /* may be closed already */
+        return 0;
+    }
+    struct epoll_event ev = {.data.fd = fd};
+    if (strchr(what, 'r')) ev.events |= EPOLLIN | EPOLLRDHUP;
+    if (strchr(what, 'w')) ev.events |= EPOLLOUT;
+    if (epoll_ctl(p, EPOLL_CTL_MOD, fd, &ev) != 0 && (errno != ENOENT || epoll_ctl(p, EPOLL_CTL_ADD, fd, &ev) != 0))
+        return fail_errno(L, "epoll", errno);
+    lua_pushboolean(L, 1);
+    return 1;
+}
+
+/* p:wait(seconds | nil) -> list of descriptors that are ready; after that many seconds, or a signal, an empty one. nil:
+ * waits */
+static int poller_wait(lua_State *L)
+{
+    int p = check_fd(L, POLLER), ms = -1;
+    if (!lua_isnoneornil(L, 2)) {
+        lua_Number s = luaL_checknumber(L, 2);
+        ms = s <= 0 ? 0 : s > 1e6 ? 1000000000 : (int)(s * 1000 + 0.999);
+    }
+    struct epoll_event ev[128];
+    int n = epoll_wait(p, ev, 128, ms);
+    lua_createtable(L, n > 0 ? n : 0, 0);
+    for (int i = 0; i < n; i++) {
+        lua_pushinteger(L, ev[i].data.fd);
+        lua_rawseti(L, -2, i + 1);
+    }
+    return 1;
+}
+
+/* ---- sockets ---- */
+
+static int socket_close(lua_State *L) { return fd_close(L, SOCKET); }
+
+static int socket_fd(lua_State *L)
+{
+    lua_pushinteger(L, check_fd(L, SOCKET));
+    return 1;
+}
+
+/* tcp(host, port) -> a socket whose connection is on its way (writable when it is there); nil, text, code. The name is
+ * looked up at once, which may wait for a name server. */
+static int core_tcp(lua_State *L)
+{
+    const char *host = luaL_checkstring(L, 1);
+    lua_pushfstring(L, "%d", (int)luaL_checkinteger(L, 2));
+    fd_ud *u = new_fd(L, SOCKET);
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *list;
+    int rc = getaddrinfo(host, lua_tostring(L, -2), &hints, &list);
+    if (rc) {
+        lua_pushnil(L);
+        lua_pushfstring(L, "%s: %s", host, gai_strerror(rc));
+        lua_pushliteral(L, "io");
+        return 3;
+    }
+    int on = 1, e = 0;
+    u->fd = socket(list->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (u->fd < 0 || (connect(u->fd, list->ai_addr, list->ai_addrlen) != 0 && errno != EINPROGRESS)) e = errno;
+    freeaddrinfo(list);
+    if (e) return fail_errno(L, host, e);
+    setsockopt(u->fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof on);
+    return 1;
+}
+
+/* s:check() -> true if the connection is there; nil, text, code */
+static int socket_check(lua_State *L)
+{
+    int e = 0;
+    socklen_t n = sizeof e;
+    if (getsockopt(check_fd(L, SOCKET), SOL_SOCKET, SO_ERROR, &e, &n) != 0) e = errno;
+    if (e) return fail_errno(L, "connect", e);
+    lua_pushboolean(L, 1);
+    return 1;
+}
+
+/* s:send(text [, from]) -> bytes sent from that byte on (0 = all); nil, text, code ("again": not now) */
+static int socket_send(lua_State *L)
+{
+    int fd = check_fd(L, SOCKET);
+    size_t n;
+    const char *s = luaL_checklstring(L, 2, &n);
+    lua_Integer from = luaL_optinteger(L, 3, 0);
+    luaL_argcheck(L, from >= 0 && (size_t)from <= n, 3, "outside of the text");
+    ssize_t k = send(fd, s + from, n - (size_t)from, MSG_NOSIGNAL);
+    if (k < 0) return fail_errno(L, "send", errno);
+    lua_pushinteger(L, (lua_Integer)k);
+    return 1;
+}
+
+/* s:recv() -> some bytes; "" at the end; nil, text, code ("again": none now) */
+static int socket_recv(lua_State *L)
+{
+    char buf[32768];
+    ssize_t k = recv(check_fd(L, SOCKET), buf, sizeof buf, 0);
+    if (k < 0) return fail_errno(L, "receive", errno);
+    lua_pushlstring(L, buf, (size_t)k);
+    return 1;
+}
+
+/* s:shutdown(): nothing more will be sent */
+static int socket_shutdown(lua_State *L)
+{
+    shutdown(check_fd(L, SOCKET), SHUT_WR);
+    return 0;
+}
+
+/* s:buffers(bytes): a small receive buffer, for tests of slow readers */
+static int socket_buffers(lua_State *L)
+{
+    int n = (int)luaL_checkinteger(L, 2);
+    setsockopt(check_fd(L, SOCKET), SOL_SOCKET, SO_RCVBUF, &n, sizeof n);
+    return 0;
+}
+
+/* s:reset(): closes it so that the other side gets a reset */
+static int socket_reset(lua_State *L)
+{
+    struct linger l = {1, 0};
+    setsockopt(check_fd(L, SOCKET), SOL_SOCKET, SO_LINGER, &l, sizeof l);
+    return socket_close(L);
+}
+
+/* ---- signals ---- */
+
+static int signal_fd = -1;
+
+static void on_signal(int sig)
+{
+    uint64_t one = 1;
+    int saved = errno;
+    signal(sig, SIG_DFL); /* a second one ends the process */
+    if (write(signal_fd, &one, sizeof one) < 0) _exit(128 + sig);
+    errno = saved;
+}
+
+/* catch_terminate(on): from now on SIGTERM and SIGINT make the descriptor that it returns readable, once each; the next
+ * one ends the process. false: SIGTERM is left to the system again (core.catch_interrupts sets SIGINT). */
+static int core_catch_terminate(lua_State *L)
+{
+    if (!lua_toboolean(L, 1)) {
+        signal(SIGTERM, SIG_DFL);
+        return 0;
+    }
+    uint64_t n;
+    if (signal_fd < 0) signal_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (signal_fd < 0) return fail_errno(L, "eventfd", errno);
+    if (read(signal_fd, &n, sizeof n) < 0) n = 0; /* nothing is left of the last time */
+    struct sigaction sa;
+    memset(&sa, 0, sizeof sa);
+    sa.sa_handler = on_signal;
+    sigaction(SIGTERM, &sa, NULL);
+    sigaction(SIGINT, &sa, NULL);
+    lua_pushinteger(L, signal_fd);
+    return 1;
+}
+
+void lr_lua_open_net(lua_State *L)
+{
+    static const luaL_Reg poller[] = {
+        {"set", poller_set}, {"wait", poller_wait}, {"close", poller_close}, {NULL, NULL}};
+    static const luaL_Reg sock[] = {{"fd", socket_fd},       {"check", socket_check},       {"send", socket_send},
+                                    {"recv", socket_recv},   {"shutdown", socket_shutdown}, {"buffers", socket_buffers},
+                                    {"reset", socket_reset}, {"close", socket_close},       {NULL, NULL}};
+    static const luaL_Reg fns[] = {
+        {"poller", core_poller}, {"tcp", core_tcp}, {"catch_terminate", core_catch_terminate}, {NULL, NULL}};
+    lr_lua_class(L, POLLER, poller, poller_close);
+    lr_lua_class(L, SOCKET, sock, socket_close);
+    luaL_setfuncs(L, fns, 0);
+}
