@@ -5,8 +5,8 @@
  * are Lua's.
  */
 #include "base/mem.h"
-#include "cpu/cpu.h"
 #include "lua/lua_int.h"
+#include "sample/row.h"
 #include "sample/sample.h"
 #include <math.h>
 #include <string.h>
@@ -18,14 +18,6 @@ typedef struct view {
     const uint64_t *stamp;
     uint64_t made;
 } view;
-
-/* Looking for the best table asks the processor, which is slow in a virtual machine. */
-static const lr_cpu_kernels *kernels(void)
-{
-    static const lr_cpu_kernels *best;
-    if (!best) best = lr_cpu_table(NULL);
-    return best;
-}
 
 static view *new_view(lua_State *L)
 {
@@ -106,7 +98,7 @@ static void resort(lr_logits *l)
 
 static float row_max(const lr_logits *l)
 {
-    return l->n_cand < 0 ? kernels()->max(l->x, l->n_vocab) : l->n_cand > 0 ? l->cand[0] : -INFINITY;
+    return l->n_cand < 0 ? lr_row_max(l->x, l->n_vocab) : l->n_cand > 0 ? l->cand[0] : -INFINITY;
 }
 
 static int count(const lr_logits *l) { return l->n_cand < 0 ? l->n_vocab : l->n_cand; }
@@ -118,7 +110,7 @@ static double logsumexp(const lr_logits *l)
     const float *x = values(l);
     double sum = 0;
     if (!(max > -INFINITY)) return -INFINITY;
-    if (l->n_cand < 0) return (double)kernels()->logsumexp(l->x, l->n_vocab);
+    if (l->n_cand < 0) return (double)lr_row_logsumexp(l->x, l->n_vocab);
     for (int i = 0; i < l->n_cand; i++) sum += exp((double)x[i] - (double)max);
     return (double)max + log(sum);
 }
@@ -147,7 +139,7 @@ static int logits_get(lua_State *L)
 static int logits_argmax(lua_State *L)
 {
     lr_logits *l = lr_lua_check_logits(L, 1);
-    int id = l->n_cand < 0 ? kernels()->argmax(l->x, l->n_vocab) : l->n_cand > 0 ? l->cand_id[0] : -1;
+    int id = l->n_cand < 0 ? lr_row_argmax(l->x, l->n_vocab) : l->n_cand > 0 ? l->cand_id[0] : -1;
     if (id < 0 || !(value(l, id) > -INFINITY)) return 0;
     lua_pushinteger(L, id);
     lua_pushnumber(L, (lua_Number)value(l, id));
@@ -165,7 +157,7 @@ static int logits_topk(lua_State *L)
     float *vals = (float *)(void *)(ids + k);
     int n = (int)k;
     if (l->n_cand < 0) {
-        n = kernels()->topk(l->x, l->n_vocab, (int)k, ids, vals);
+        n = lr_row_topk(l->x, l->n_vocab, (int)k, ids, vals);
     } else {
         memcpy(ids, l->cand_id, (size_t)n * sizeof *ids);
         memcpy(vals, l->cand, (size_t)n * sizeof *vals);

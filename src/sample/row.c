@@ -1,0 +1,19 @@
+/* row.c - see row.h */
+#include "sample/row.h"
+#include "cpu/cpu.h"
+
+/* Looking for the best table asks the processor, which is slow in a virtual machine. Engine thread only. */
+static const lr_cpu_kernels *kernels(void)
+{
+    static const lr_cpu_kernels *best;
+    if (!best) best = lr_cpu_table(NULL);
+    return best;
+}
+
+int lr_row_argmax(const float *x, int n) { return kernels()->argmax(x, n); }
+float lr_row_max(const float *x, int n) { return kernels()->max(x, n); }
+float lr_row_logsumexp(const float *x, int n) { return kernels()->logsumexp(x, n); }
+int lr_row_topk(const float *x, int n, int k, int32_t *ids, float *values)
+{
+    return kernels()->topk(x, n, k, ids, values);
+}

@@ -1,0 +1,14 @@
+/* row.h - what can be asked of a row of logits, with the machine's best kernels. NaN is never chosen. */
+#ifndef LR_SAMPLE_ROW_H
+#define LR_SAMPLE_ROW_H
+#include <stdint.h>
+
+/* The place of the largest value, the lowest of equals; -1 if all are NaN. */
+int lr_row_argmax(const float *x, int n);
+/* -inf if there is nothing but NaN. */
+float lr_row_max(const float *x, int n);
+float lr_row_logsumexp(const float *x, int n);
+/* The k (<= n) largest, best first, ties by lower place -> how many there are (fewer if some are NaN). */
+int lr_row_topk(const float *x, int n, int k, int32_t *ids, float *values);
+
+#endif
