@@ -33,7 +33,7 @@
 #define LR_G_MAX_NEST    512                /* frames above one another: calls deeper than this are not taken */
 #define LR_G_SOFT_DFA    ((size_t)24 << 20) /* bytes of DFA states: unused ones are dropped beyond */
 #define LR_G_HARD_DFA    ((size_t)128 << 20)
-#define LR_G_MAX_WORK    (1u << 22)         /* slow steps in one call */
+#define LR_G_MAX_WORK    (1u << 21)         /* slow steps in one call */
 #define LR_G_BASE_BYTES  ((size_t)24 << 20) /* cached masks of one grammar */
 
 /* ---- builder ---- */

@@ -308,7 +308,7 @@ static lr_base *base_get(walker *k, uint32_t d, bool *temporary)
     *temporary = false;
     if (g->d[d].base) return g->d[d].base;
     const nrule *home = home_rule(g, d);
-    uint64_t key[2];
+    uint64_t key[2] = {0, 0};
     lr_base *b = NULL;
     if (home) {
         shared_key(g, home, d, key);

@@ -129,6 +129,21 @@ static inline int o_build(const oracle *o, bool keep, lr_grammar **g, lr_error *
     return rc;
 }
 
+static inline void o_print(const oracle *o, int id)
+{
+    const onode *t = &o->node[id];
+    static const char *const open[] = {"\"\"", "[", "\"", "(", "(", "(", "r"};
+    printf("%s", open[t->kind]);
+    if (t->kind == O_REF) printf("%d", t->rule);
+    if (t->kind == O_SET || t->kind == O_LIT) printf("%s%s", t->s, t->kind == O_SET ? "]" : "\"");
+    for (int i = 0; i < t->n; i++) {
+        if (i) printf(t->kind == O_ALT ? " | " : " ");
+        o_print(o, t->kid[i]);
+    }
+    if (t->n) printf(")");
+    if (t->kind == O_REP) printf("{%d,%d}", t->min, t->max);
+}
+
 static inline bool o_productive(oracle *o)
 {
     for (int i = 0; i < o->n_node; i++) o->node[i].productive = o->node[i].longer = false;
