@@ -2,84 +2,87 @@
  *
  * Scales belong to 32 k, so a tile product is 16 rows x 16 features x 32 k, and its 256 integers must come back as
  * floats: store the tile, convert, times scale, add. That float part (24 cycles on two vector ports) bounds the
- * product, not the tile unit (16 cycles); the two run at once because the tiles work one pair of blocks ahead. Unpacked
+ * product, not the tile unit (16 cycles); the two run at once because the tiles work a pair of blocks ahead. Unpacked
  * weights are signed here (u - zero), so no correction is needed; the integers, and so the result, are the same as
  * everywhere.
  */
 #include "cpu/gemm_avx512.h"
 #include "cpu/gemm_amx.h"
 
-/* Tile numbers: sums, activations, weights for two blocks in flight; then the same for a last tile of fewer rows. */
+/* Tile numbers: sums of two pairs of units, activations, weights. A unit is what one tile product does: a block of 32
+ * k, or half of one where scales belong to 16 k. */
 #define C0 0
 #define C1 1
+#define C2 6
+#define C3 7
 #define A0 2
 #define A1 3
 #define B0 4
 #define B1 5
-#define CR 6
-#define AR 7
 
-/* rest: rows of the last tile, 1..16. half: tiles of 16 k instead of 32. */
-static void configure(int rest, bool half)
+/* Tiles for `rows` rows. half: units of 16 k. */
+static void configure(int rows, bool half)
 {
     lr_tile_config c = {.palette = 1};
     const int cols = half ? 16 : 32;
     for (int i = 0; i < 8; i++) {
-        c.rows[i] = (uint8_t)(i == B0 || i == B1 ? cols / 4 : i == CR || i == AR ? rest : 16);
-        c.colsb[i] = (uint16_t)(i == A0 || i == A1 || i == AR ? cols : 64);
+        c.rows[i] = (uint8_t)(i == B0 || i == B1 ? cols / 4 : rows);
+        c.colsb[i] = (uint16_t)(i == A0 || i == A1 ? cols : 64);
     }
     lr_tiles_load(&c);
 }
 
 typedef int32_t tile_sums[16][16] __attribute__((aligned(64)));
 
-/* The integer sums of block b: one tile for all 32 k, or two for the halves. */
-INLINE void sums_of(const bool half, const bool rest, const int8_t *q, size_t k, const uint8_t *w, tile_sums *out)
+/* A pair of units: products now, their sums to memory later. */
+#define PRODUCT(u, c, a, b)                                                                                            \
+    if ((u) < units) {                                                                                                 \
+        LR_TILE_LOAD(a, q + (size_t)(u)*cols, k);                                                                      \
+        LR_TILE_LOAD(b, p->w[0] + (size_t)(u)*cols * 16, 64);                                                          \
+        _tile_zero(c);                                                                                                 \
+        _tile_dpbssd(c, a, b);                                                                                         \
+    }
+#define SUMS(u, c, i)                                                                                                  \
+    if ((u) < units) _tile_stored(c, sums[i], 64)
+
+/* Adds block b, whose integer sums are in i0 (and i1). */
+INLINE void add_tile(const lr_form f, const panel *p, const rows512 *ri, int b, const tile_sums *i0,
+                     const tile_sums *i1, __m512 acc[16])
 {
-    if (rest) {
-        for (int i = 0; i < (half ? 2 : 1); i++) {
-            LR_TILE_LOAD(AR, q + 16 * i, k);
-            LR_TILE_LOAD(B0, w + 256 * i, 64);
-            _tile_zero(CR);
-            _tile_dpbssd(CR, AR, B0);
-            _tile_stored(CR, out[i], 64);
-        }
-        return;
-    }
-    LR_TILE_LOAD(A0, q, k);
-    LR_TILE_LOAD(B0, w, 64);
-    _tile_zero(C0);
-    _tile_dpbssd(C0, A0, B0);
-    _tile_stored(C0, out[0], 64);
-    if (half) {
-        LR_TILE_LOAD(A1, q + 16, k);
-        LR_TILE_LOAD(B1, w + 256, 64);
-        _tile_zero(C1);
-        _tile_dpbssd(C1, A1, B1);
-        _tile_stored(C1, out[1], 64);
-    }
+#pragma GCC unroll 16
+    for (int r = 0; r < 16; r++)
+        acc[r] = add_block(f, &p->s[b], ri, r, b, _mm512_load_si512((*i0)[r]),
+                           f.sub == 16 ? _mm512_load_si512((*i1)[r]) : _mm512_setzero_si512(), acc[r]);
 }
 
-/* One tile of rows over a chunk of one strip. */
-INLINE void tile(const lr_form f, const bool rest, const panel *p, int c, int nb, const lr_qact *qa, size_t row, int nr,
+/* One tile of rows over a chunk of one strip. The products run a pair ahead of the float part. */
+INLINE void tile(const lr_form f, const panel *p, int c, int nb, const lr_qact *qa, size_t row, int nr,
                  const rows512 *ri, float *y, size_t ldy, __mmask16 mask)
 {
     const bool half = f.sub == 16;
-    const size_t k = (size_t)qa->k;
+    const size_t k = (size_t)qa->k, cols = half ? 16 : 32;
+    const int units = half ? 2 * nb : nb, step = half ? 1 : 2; /* step: blocks of a pair */
     const int8_t *q = qa->q + row * k + (size_t)c * 32;
-    tile_sums buf[2][2];
+    tile_sums sums[4];
     __m512 acc[16];
 #pragma GCC unroll 16
     for (int r = 0; r < 16; r++)
         acc[r] = c && r < nr ? _mm512_maskz_loadu_ps(mask, y + (size_t)r * ldy) : _mm512_setzero_ps();
-    sums_of(half, rest, q, k, p->w[0], buf[0]);
-    for (int b = 0; b < nb; b++) {
-        if (b + 1 < nb) sums_of(half, rest, q + 32 * (b + 1), k, p->w[b + 1], buf[(b + 1) & 1]);
-        const tile_sums *i = (const tile_sums *)buf[b & 1];
-#pragma GCC unroll 16
-        for (int r = 0; r < 16; r++)
-            acc[r] = add_block(f, &p->s[b], ri, r, b, _mm512_load_si512(i[0][r]),
-                               half ? _mm512_load_si512(i[1][r]) : _mm512_setzero_si512(), acc[r]);
+    PRODUCT(0, C0, A0, B0)
+    PRODUCT(1, C1, A1, B1)
+    for (int u = 0, b = 0; u < units; u += 4, b += 2 * step) {
+        PRODUCT(u + 2, C2, A0, B0)
+        SUMS(u, C0, 0);
+        PRODUCT(u + 3, C3, A1, B1)
+        SUMS(u + 1, C1, 1);
+        add_tile(f, p, ri, b, &sums[0], &sums[1], acc);
+        if (!half && b + 1 < nb) add_tile(f, p, ri, b + 1, &sums[1], NULL, acc);
+        PRODUCT(u + 4, C0, A0, B0)
+        SUMS(u + 2, C2, 2);
+        PRODUCT(u + 5, C1, A1, B1)
+        SUMS(u + 3, C3, 3);
+        if (b + step < nb) add_tile(f, p, ri, b + step, &sums[2], &sums[3], acc);
+        if (!half && b + 3 < nb) add_tile(f, p, ri, b + 3, &sums[3], NULL, acc);
     }
 #pragma GCC unroll 16
     for (int r = 0; r < 16; r++)
@@ -91,16 +94,13 @@ INLINE void all_rows(const lr_form f, const int ns, const panel *p, int c, int n
                      size_t ldy, const __mmask16 *mask)
 {
     rows512 ri;
+    const int rest = m % 16;
     for (int r = 0; r < m; r += 16) {
         const int nr = m - r < 16 ? m - r : 16;
+        if (rest && (r == 0 || nr < 16)) configure(nr, f.sub == 16);
         rows_prepare(f, 0, nr, qa, (size_t)r, (size_t)c, nb, &ri);
-        for (int s = 0; s < ns; s++) {
-            float *ys = y + (size_t)r * ldy + 16 * s;
-            if (nr == 16)
-                tile(f, false, &p[s], c, nb, qa, (size_t)r, 16, &ri, ys, ldy, mask[s]);
-            else
-                tile(f, true, &p[s], c, nb, qa, (size_t)r, nr, &ri, ys, ldy, mask[s]);
-        }
+        for (int s = 0; s < ns; s++)
+            tile(f, &p[s], c, nb, qa, (size_t)r, nr, &ri, y + (size_t)r * ldy + 16 * s, ldy, mask[s]);
     }
 }
 
@@ -138,7 +138,7 @@ static void product(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size
     const lr_parts parts = lr_form_parts(&f, w->k);
     const int blocks = w->k / 32;
     panel p[2];
-    configure(m % 16 ? m % 16 : 16, f.sub == 16);
+    configure(16, f.sub == 16);
     for (int s = s0, ns; s < s1; s += ns) {
         ns = s + 1 < s1 ? 2 : 1;
         const lr_strip st[2] = {lr_strip_at(&parts, w, s), lr_strip_at(&parts, w, s + ns - 1)};

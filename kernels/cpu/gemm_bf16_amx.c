@@ -164,7 +164,9 @@ INLINE void few(const lr_form f, const lr_strip *st, const lr_qact *qa, int m, f
     if (m > 16) STORE_SUMS(2, y + 16 * ldy, m - 16);
 }
 
-/* ---- more rows: chunks of two strips, unpacked, and groups of 32 rows over them ---- */
+/* ---- more rows: chunks of PANELS strips, unpacked, and groups of 32 rows over them ---- */
+
+enum { PANELS = 16 }; /* strips that are unpacked at a time */
 
 typedef struct bf16_panel {
     uint8_t w[CHUNK][1024];
@@ -228,6 +230,8 @@ static void configure(int r0, int r1)
     lr_tiles_load(&c);
 }
 
+/* All rows over a chunk of ns strips. A group's rows stay in the first cache for all strips, the panels in the second.
+ */
 static void all_rows(const bf16_panel *p, int ns, int c, int nb, const lr_qact *qa, int m, float *y, size_t ldy,
                      __mmask16 last)
 {
@@ -236,17 +240,20 @@ static void all_rows(const bf16_panel *p, int ns, int c, int nb, const lr_qact *
     const int rest = m % 32;
     for (int r = 0; r < m; r += 32) {
         const uint8_t *xr = x + (size_t)r * stride;
-        float *yr = y + (size_t)r * ldy;
         const int r0 = m - r < 16 ? m - r : 16, r1 = m - r < 32 ? m - r - r0 : 16;
         if (rest && (r == 0 || r + 32 > m)) configure(r0, r1 ? r1 : 16);
-        if (ns == 2 && r1)
-            group(2, true, p, c, nb, xr, stride, r0, r1, yr, ldy, last);
-        else if (ns == 2)
-            group(2, false, p, c, nb, xr, stride, r0, r1, yr, ldy, last);
-        else if (r1)
-            group(1, true, p, c, nb, xr, stride, r0, r1, yr, ldy, last);
-        else
-            group(1, false, p, c, nb, xr, stride, r0, r1, yr, ldy, last);
+        for (int s = 0; s < ns; s += 2) {
+            float *yr = y + (size_t)r * ldy + 16 * s;
+            const __mmask16 mask = s + 2 < ns ? 0xFFFF : last;
+            if (s + 1 < ns && r1)
+                group(2, true, p + s, c, nb, xr, stride, r0, r1, yr, ldy, mask);
+            else if (s + 1 < ns)
+                group(2, false, p + s, c, nb, xr, stride, r0, r1, yr, ldy, mask);
+            else if (r1)
+                group(1, true, p + s, c, nb, xr, stride, r0, r1, yr, ldy, mask);
+            else
+                group(1, false, p + s, c, nb, xr, stride, r0, r1, yr, ldy, mask);
+        }
     }
 }
 
@@ -278,13 +285,15 @@ static void many(const lr_gemm_w *w, const lr_parts *parts, const lr_qact *qa, i
                  int s1)
 {
     const int blocks = w->k / 32;
-    bf16_panel p[2];
+    bf16_panel p[PANELS];
     for (int s = s0, ns; s < s1; s += ns) {
-        ns = s + 1 < s1 ? 2 : 1;
-        const lr_strip st[2] = {lr_strip_at(parts, w, s), lr_strip_at(parts, w, s + ns - 1)};
+        ns = s1 - s < PANELS ? s1 - s : PANELS;
         for (int c = 0; c < blocks; c += CHUNK) {
             const int nb = blocks - c < CHUNK ? blocks - c : CHUNK;
-            for (int i = 0; i < ns; i++) types[w->type].unpack(&st[i], (size_t)c, nb, &p[i]);
+            for (int i = 0; i < ns; i++) {
+                const lr_strip st = lr_strip_at(parts, w, s + i);
+                types[w->type].unpack(&st, (size_t)c, nb, &p[i]);
+            }
             all_rows(p, ns, c, nb, qa, m, y + 16 * (size_t)s, ldy, strip_mask(w, s + ns - 1));
         }
     }

@@ -212,17 +212,26 @@ typedef struct options {
     size_t cold;
 } options;
 
+/* Memory in large pages, as the engine has it. */
+static void *big_new(size_t n)
+{
+    n = (n + 8191) & ~(size_t)4095;
+    void *p = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) exit(1);
+    madvise(p, n, MADV_HUGEPAGE);
+    return p;
+}
+
+static void big_free(void *p, size_t n) { munmap(p, (n + 8191) & ~(size_t)4095); }
+
 /* The weights: packed random blocks (all of one pattern: scales of 2^-8), `copies` of them. */
 static char *weights_new(int type, int k, int n, size_t copies, lr_gemm_w *w, size_t *bytes)
 {
     const size_t row = (size_t)(k / lr_dtype_block(type)) * (size_t)lr_dtype_bytes(type);
     const size_t strips = ((size_t)n + LR_STRIP - 1) / LR_STRIP, strip = lr_pack_strip_bytes(type, k);
     *bytes = strip ? strips * strip : (size_t)n * row;
-    const size_t all = (*bytes * copies + 8191) & ~(size_t)4095;
-    char *p = mmap(NULL, all, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) exit(1);
-    madvise(p, all, MADV_HUGEPAGE);
-    memset(p, 0x1C, all); /* a half of 0x1C1C is 0.004 */
+    char *p = big_new(*bytes * copies);
+    memset(p, 0x1C, *bytes * copies); /* a half of 0x1C1C is 0.004 */
     *w = (lr_gemm_w){type, n, k, strip != 0, strip ? strip : row, p};
     return p;
 }
@@ -234,11 +243,19 @@ static void bench(const options *o, const lr_cpu_kernels *t, int type, int k, in
     size_t copies = o->cold / one > 1 ? o->cold / one : 1;
     char *base = weights_new(type, k, n, copies, &j.w, &bytes);
     const size_t cells = (size_t)m * (size_t)k;
-    j.qa = (lr_qact){lr_alloc_aligned(cells), lr_alloc_aligned(cells / 8), lr_alloc_aligned(cells / 8), k, NULL};
-    if (t->bf16 && !o->eight) j.qa.h = lr_alloc_aligned(cells * 2);
-    float *x = lr_alloc_aligned(cells * 4);
+    const size_t area = cells * 4 + cells * 2 + cells * 2 + (size_t)m * (size_t)n * 4 + 4096;
+    char *mem = big_new(area);
+    float *x = (float *)mem;
+    j.qa = (lr_qact){.k = k};
+    if (t->bf16 && !o->eight) {
+        j.qa.h = (uint16_t *)(mem + cells * 4);
+    } else {
+        j.qa.q = (int8_t *)mem + cells * 6;
+        j.qa.scale = (float *)(mem + cells * 7);
+        j.qa.sum16 = (int16_t *)(mem + cells * 7 + cells / 8);
+    }
+    j.y = (float *)(mem + cells * 8);
     j.x = x;
-    j.y = lr_alloc_aligned((size_t)m * (size_t)n * 4);
     for (size_t i = 0; i < cells; i++) x[i] = (float)(int)(i * 2654435761u >> 8 & 0xFFFF) / 65536.0f - 0.5f;
     double tq = now();
     t->quantize(x, (size_t)k, m, j.qa, 0, k);
@@ -264,13 +281,8 @@ static void bench(const options *o, const lr_cpu_kernels *t, int type, int k, in
            t->name, j.qa.h ? " bf16" : "", lr_dtype_name(type), k, n, m, team.n, best * 1e6,
            2e-9 * (double)m * (double)one / best, 1e-9 * (double)bytes / best, tq * 1e6);
     fflush(stdout);
-    munmap(base, (bytes * copies + 8191) & ~(size_t)4095);
-    lr_free_aligned(j.qa.h);
-    lr_free_aligned(j.qa.q);
-    lr_free_aligned(j.qa.scale);
-    lr_free_aligned(j.qa.sum16);
-    lr_free_aligned(x);
-    lr_free_aligned(j.y);
+    big_free(base, bytes * copies);
+    big_free(mem, area);
 }
 
 static void bench_rows(const options *o, const lr_cpu_kernels *t, int type, int k, int n)
