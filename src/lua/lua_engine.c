@@ -38,7 +38,10 @@ static int engine_step(lua_State *L)
     if (!lua_checkstack(L, 40)) return luaL_error(L, "stack overflow");
     u->stamp++;
     lua_State *before = lr_lua_enter_step(L);
+    bool was = u->stepping;
+    u->stepping = true;
     int rows = lr_engine_step(u->e, &err);
+    u->stepping = was;
     lr_lua_leave_step(before);
     if (u->policy) lr_lua_settle_policy(L, 1);
     if (rows < 0) return lr_lua_fail(L, &err);
@@ -218,7 +221,8 @@ static int engine_prometheus(lua_State *L)
 static int engine_close(lua_State *L)
 {
     lr_engine_ud *u = luaL_checkudata(L, 1, LR_LUA_ENGINE);
-    if (u->e && (step_state || lr_lua_in_hook(u))) return luaL_error(L, "an engine can't be closed inside a step");
+    if (u->e && (u->stepping || lr_lua_in_hook(u))) /* those of others do not matter: it may be collected in one */
+        return luaL_error(L, "an engine can't be closed inside a step");
     lr_engine_free(u->e);
     u->e = NULL;
     u->stamp++;

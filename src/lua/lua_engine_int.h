@@ -16,6 +16,7 @@ typedef struct lr_engine_ud {
     lr_engine *e;                 /* NULL = closed */
     uint64_t stamp;               /* grows when a step begins and at the close: logits of before are gone */
     struct lr_lua_policy *policy; /* NULL = the built-in rule */
+    bool stepping;
 } lr_engine_ud;
 
 /* User values: 1 the engine's userdata, 2 its tag if that is a table. */
