@@ -237,14 +237,33 @@ static int open_core(lua_State *L)
     return 1;
 }
 
+static int open_all(lua_State *L)
+{
+    luaL_openlibs(L);
+    open_modules(L);
+    luaL_requiref(L, "llmrun.core", open_core, 0);
+    return 0;
+}
+
+int lr_lua_new_state(lua_State **out, lr_error *err)
+{
+    lua_State *L = luaL_newstate();
+    if (!L) return lr_fail(err, LR_ENOMEM, "not enough memory");
+    lua_pushcfunction(L, open_all);
+    int rc = lr_lua_call(L, 0, 0, err);
+    if (rc) {
+        lua_close(L);
+        return rc;
+    }
+    *out = L;
+    return 0;
+}
+
 /* Protected: argv (light userdata), argc -> exit status. */
 static int run(lua_State *L)
 {
     char **argv = lua_touserdata(L, 1);
     int argc = (int)lua_tointeger(L, 2);
-    luaL_openlibs(L);
-    open_modules(L);
-    luaL_requiref(L, "llmrun.core", open_core, 0);
     lua_settop(L, 0);
     lua_getglobal(L, "require");
     lua_pushstring(L, "llmrun.cli.main");
@@ -260,12 +279,13 @@ static int run(lua_State *L)
 
 int lr_lua_main(int argc, char **argv)
 {
-    lua_State *L = luaL_newstate();
-    if (!L) {
-        fputs("llmrun: not enough memory\n", stderr);
+    lua_State *L;
+    lr_error err;
+    int status = 1;
+    if (lr_lua_new_state(&L, &err)) {
+        fprintf(stderr, "llmrun: %s\n", err.text);
         return 1;
     }
-    int status = 1;
     lua_pushcfunction(L, lr_lua_traceback);
     lua_pushcfunction(L, run);
     lua_pushlightuserdata(L, argv);

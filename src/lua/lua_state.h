@@ -5,6 +5,13 @@
 #ifndef LR_LUA_LUA_STATE_H
 #define LR_LUA_LUA_STATE_H
 
+#include "base/error.h"
+
+struct lua_State;
+
+/* A state with all libraries and modules in it; closed with lua_close. */
+int lr_lua_new_state(struct lua_State **out, lr_error *err);
+
 /* Runs `llmrun ARGS...`: makes the state, hands the arguments to lua/llmrun/cli/main.lua, closes the state. Returns the
  * exit status: 0, 1 for an error (its traceback is on stderr), 2 for wrong usage, 130 after Ctrl-C. */
 int lr_lua_main(int argc, char **argv);
