@@ -32,6 +32,17 @@ static inline void lr_attn_row_clip(const lr_attn_task *t, int r, int base, int 
 
 static inline int lr_kv_groups(int head_dim) { return (head_dim + LR_KV_GROUP - 1) / LR_KV_GROUP; }
 
+/* Quantized keys and values are stored in a turned basis: each block of this many dimensions, the largest power of two
+ * that divides head_dim, times the Hadamard matrix over the root of its size (orthonormal, and its own inverse). That
+ * spreads a channel that is far larger than the others, which would otherwise take the scale of its group. */
+#define LR_KV_TURN 256 /* the largest block */
+static inline bool lr_kv_turned(int type) { return type == LR_Q8_0; }
+static inline int lr_kv_turn_block(int head_dim)
+{
+    int n = head_dim & -head_dim;
+    return n < LR_KV_TURN ? n : LR_KV_TURN;
+}
+
 /* Bytes of one value, scales aside. */
 static inline size_t lr_kv_elem(int type) { return type == LR_F32 ? 4 : type == LR_Q8_0 ? 1 : 2; }
 

@@ -33,22 +33,63 @@ static void put16(const float *x, int dim, int type, uint16_t *at, size_t stride
     }
 }
 
+/* Turns n values, block by block (attn_int.h). Each stage adds and subtracts neighbours and puts the sums into the lower
+ * half, the differences into the upper one: after all stages every value is back at its place, and has had the sums of
+ * the scalar version. */
+static void turn(float *x, int n, int block)
+{
+    float t[LR_KV_TURN];
+    vf f = vf_set1(1 / sqrtf((float)block));
+    for (float *end = x + n; x < end; x += block) {
+        float *from = x, *to = t;
+        for (int stage = 1; stage < block; stage *= 2) {
+            int i = 0, half = block / 2;
+            for (; i + VW <= half; i += VW) {
+                vf a, b;
+                vf_load_pairs(from + 2 * i, &a, &b);
+                vf_store(to + i, vf_add(a, b));
+                vf_store(to + half + i, vf_sub(a, b));
+            }
+            for (; i < half; i++) {
+                to[i] = from[2 * i] + from[2 * i + 1];
+                to[half + i] = from[2 * i] - from[2 * i + 1];
+            }
+            float *next = from;
+            from = to;
+            to = next;
+        }
+        int i = 0;
+        for (; i + VW <= block; i += VW) vf_store(x + i, vf_mul(vf_load(from + i), f));
+        for (; i < block; i++) x[i] = from[i] * vf_first(f);
+    }
+}
+
+static void put_group(const float *x, int n, int8_t *at, size_t stride, uint16_t *s)
+{
+    uint16_t h[VW];
+    vf top = vf_set1(0);
+    for (int d = 0; d < n; d += VW) top = vf_max(vf_abs(vf_loadn(x + d, n - d < VW ? n - d : VW)), top);
+    vf_store_f16(h, vf_min(vf_set1(65504.0f), vf_set1(vf_hmax(top) / 127.0f)));
+    *s = h[0];
+    float f = vec_f16(h[0]);
+    for (int d = 0; d < n; d += VW) {
+        int8_t q[VW];
+        vf v = vf_div(vf_loadn(x + d, n - d < VW ? n - d : VW), vf_set1(f > 0 ? f : INFINITY));
+        v = vf_select(vf_eq(v, v), v, vf_set1(0)); /* NaN */
+        vf_store_i8(q, vf_max(vf_set1(-127), vf_min(vf_set1(127), vf_round(v))));
+        for (int j = 0; j < VW && d + j < n; j++, at += stride) *at = q[j];
+    }
+}
+
 static void put8(const float *x, int dim, int8_t *at, size_t stride, uint16_t *s, size_t s_stride)
 {
-    for (int g = 0; g < dim; g += LR_KV_GROUP, s += s_stride, x += LR_KV_GROUP) {
-        int n = dim - g < LR_KV_GROUP ? dim - g : LR_KV_GROUP;
-        vf top = vf_set1(0);
-        for (int d = 0; d < n; d += VW) top = vf_max(vf_abs(vf_loadn(x + d, n - d < VW ? n - d : VW)), top);
-        uint16_t h[VW];
-        vf_store_f16(h, vf_min(vf_set1(65504.0f), vf_set1(vf_hmax(top) / 127.0f)));
-        *s = h[0];
-        float f = vec_f16(h[0]);
-        for (int d = 0; d < n; d += VW) {
-            int8_t q[VW];
-            vf v = vf_div(vf_loadn(x + d, n - d < VW ? n - d : VW), vf_set1(f > 0 ? f : INFINITY));
-            vf_store_i8(q, vf_max(vf_set1(-127), vf_min(vf_set1(127), vf_round(v))));
-            for (int j = 0; j < VW && d + j < n; j++, at += stride) *at = q[j];
-        }
+    float t[LR_KV_TURN];
+    for (int d = 0; d < dim; d += LR_KV_TURN) {
+        int n = dim - d < LR_KV_TURN ? dim - d : LR_KV_TURN;
+        memcpy(t, x + d, (size_t)n * sizeof(float));
+        turn(t, n, lr_kv_turn_block(dim));
+        for (int g = 0; g < n; g += LR_KV_GROUP, s += s_stride)
+            put_group(t + g, n - g < LR_KV_GROUP ? n - g : LR_KV_GROUP, at + (d + g) * stride, stride, s);
     }
 }
 

@@ -10,6 +10,24 @@
 #include <math.h>
 #include <string.h>
 
+/* Turns n values, block by block (attn_int.h). Stage after stage from neighbours to halves: the sums that every
+ * instruction set takes. */
+static void turn(float *x, int n, int block)
+{
+    float f = 1 / sqrtf((float)block);
+    for (float *b = x; b < x + n; b += block) {
+        for (int h = 1; h < block; h *= 2) {
+            for (int i = 0; i < block; i++) {
+                if (i & h) continue;
+                float lo = b[i], hi = b[i + h];
+                b[i] = lo + hi;
+                b[i + h] = lo - hi;
+            }
+        }
+    }
+    for (int i = 0; i < n; i++) x[i] *= f;
+}
+
 /* ---- writing ---- */
 
 static uint16_t put_f16(float x)
@@ -30,18 +48,27 @@ static void put_plain(const float *x, int head_dim, int type, char *part, size_t
     }
 }
 
-static void put_q8(const float *x, int head_dim, int8_t *q, size_t at, size_t stride, uint16_t *s, size_t s_stride)
+static void put_group(const float *x, int n, int8_t *q, size_t stride, uint16_t *s)
 {
-    for (int g = 0; g < head_dim; g += LR_KV_GROUP, s += s_stride) {
-        int n = head_dim - g < LR_KV_GROUP ? head_dim - g : LR_KV_GROUP;
-        float top = 0;
-        for (int d = 0; d < n; d++) top = fmaxf(top, fabsf(x[g + d]));
-        *s = put_f16(top / 127.0f);
-        float f = lr_f16_to_f32(*s);
-        for (int d = 0; d < n; d++, at += stride) {
-            float v = f > 0 ? rintf(x[g + d] / f) : 0;
-            q[at] = (int8_t)(v > 127 ? 127 : v < -127 ? -127 : v == v ? v : 0);
-        }
+    float top = 0;
+    for (int d = 0; d < n; d++) top = fmaxf(top, fabsf(x[d]));
+    *s = put_f16(top / 127.0f);
+    float f = lr_f16_to_f32(*s);
+    for (int d = 0; d < n; d++) {
+        float v = f > 0 ? rintf(x[d] / f) : 0;
+        q[d * stride] = (int8_t)(v > 127 ? 127 : v < -127 ? -127 : v == v ? v : 0);
+    }
+}
+
+static void put_q8(const float *x, int head_dim, int8_t *q, size_t stride, uint16_t *s, size_t s_stride)
+{
+    float t[LR_KV_TURN];
+    for (int d = 0; d < head_dim; d += LR_KV_TURN) {
+        int n = head_dim - d < LR_KV_TURN ? head_dim - d : LR_KV_TURN;
+        memcpy(t, x + d, (size_t)n * sizeof(float));
+        turn(t, n, lr_kv_turn_block(head_dim));
+        for (int g = 0; g < n; g += LR_KV_GROUP, s += s_stride)
+            put_group(t + g, n - g < LR_KV_GROUP ? n - g : LR_KV_GROUP, q + (d + g) * stride, stride, s);
     }
 }
 
@@ -56,8 +83,8 @@ static void kv_put(const float *key, const float *val, int n_kv_heads, int head_
             size_t scales = lr_kv_scales_at(n_kv_heads, head_dim, block_size);
             uint16_t *ks = (uint16_t *)(k + scales) + h * groups * t + slot;
             uint16_t *vs = (uint16_t *)(v + scales) + (h * t + slot) * groups;
-            put_q8(key, head_dim, (int8_t *)k, k_at, t, ks, t);
-            put_q8(val, head_dim, (int8_t *)v, v_at, 1, vs, 1);
+            put_q8(key, head_dim, (int8_t *)k + k_at, t, ks, t);
+            put_q8(val, head_dim, (int8_t *)v + v_at, 1, vs, 1);
         } else {
             put_plain(key, head_dim, type, k, k_at, t);
             put_plain(val, head_dim, type, v, v_at, 1);
@@ -132,13 +159,21 @@ static void pair_step(const lr_attn_task *t, const float *q, const float *k, con
     }
 }
 
+static void take_query(const lr_attn_task *t, int i, float *q)
+{
+    int h = t->kv_head * t->n_group + i % t->n_group, dim = t->head_dim;
+    memcpy(q, t->q + i / t->n_group * t->q_stride + (size_t)h * dim, (size_t)dim * sizeof(float));
+    if (lr_kv_turned(t->kv_type)) turn(q, dim, lr_kv_turn_block(dim));
+}
+
 static void attn_part(const lr_attn_task *t, int chunk, float *part, void *scratch)
 {
     int dim = t->head_dim, pairs = t->n_rows * t->n_group, begin = chunk * LR_ATTN_CHUNK;
     float *m = part, *l = m + pairs, *acc = l + pairs;
-    float *k = scratch, *v = k + dim * LR_ATTN_STEP;
+    float *k = scratch, *v = k + dim * LR_ATTN_STEP, *queries = v + dim * LR_ATTN_STEP;
     for (int i = 0; i < pairs; i++) m[i] = -INFINITY;
     memset(l, 0, (size_t)pairs * (dim + 1) * sizeof(float));
+    for (int i = 0; i < pairs; i++) take_query(t, i, queries + (size_t)i * dim);
     int lo, hi, unused;
     lr_attn_row_clip(t, 0, begin, LR_ATTN_CHUNK, &lo, &unused);
     lr_attn_row_clip(t, t->n_rows - 1, begin, LR_ATTN_CHUNK, &unused, &hi);
@@ -146,11 +181,11 @@ static void attn_part(const lr_attn_task *t, int chunk, float *part, void *scrat
         int end = base + LR_ATTN_STEP - 1;
         load_step(t, base, lo > base ? lo : base, hi < end ? hi : end, k, v);
         for (int i = 0; i < pairs; i++) {
-            int r = i / t->n_group, h = t->kv_head * t->n_group + i % t->n_group, from, to;
-            lr_attn_row_clip(t, r, base, LR_ATTN_STEP, &from, &to);
+            size_t at = (size_t)i * dim;
+            int from, to;
+            lr_attn_row_clip(t, i / t->n_group, base, LR_ATTN_STEP, &from, &to);
             if (to < from) continue;
-            const float *q = t->q + r * t->q_stride + (size_t)h * dim;
-            pair_step(t, q, k, v, from - base, to - base, m + i, l + i, acc + (size_t)i * dim);
+            pair_step(t, queries + at, k, v, from - base, to - base, m + i, l + i, acc + at);
         }
     }
 }
@@ -183,6 +218,7 @@ static void finish(const lr_attn_task *t, int i, float m, float l, const float *
     }
     f = l != 0 ? f / l : 0;
     for (int d = 0; d < dim; d++) out[d] = acc[d] * f + 0.0f;
+    if (lr_kv_turned(t->kv_type)) turn(out, dim, lr_kv_turn_block(dim));
 }
 
 static void attn_combine(const lr_attn_task *t, const float *parts, int n_parts)

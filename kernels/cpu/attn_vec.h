@@ -564,6 +564,7 @@ static void finish(const lr_attn_task *t, int i, float m, float l, const float *
     int d = 0, n = t->head_dim;
     for (; d + VW <= n; d += VW) vf_store(out + d, vf_fma(vf_load(acc + d), x, zero));
     if (d < n) vf_storen(out + d, vf_fma(vf_loadn(acc + d, n - d), x, zero), n - d);
+    if (lr_kv_turned(t->kv_type)) turn(out, n, lr_kv_turn_block(n));
 }
 
 /* ---- entries ---- */
@@ -599,6 +600,7 @@ static void open_work(const lr_attn_task *t, void *scratch, work *w)
         int d = 0;
         for (; d + VW <= w->dim; d += VW) vf_store(to + d, vf_mul(vf_load(q + d), vf_set1(f)));
         for (; d < w->dim; d++) to[d] = q[d] * f;
+        if (lr_kv_turned(t->kv_type)) turn(to, w->dim, lr_kv_turn_block(w->dim));
     }
 }
 
