@@ -69,6 +69,12 @@ function llm.sampler(stages) return require("llmrun.sampler").new(stages) end
 ---@return llmrun.Agent
 function llm.agent(opts) return require("llmrun.agent").new(opts) end
 
+--- Runs a program beside the engine and waits for its end: see exec.lua.
+function llm.exec(command, opts) return require("llmrun.exec").exec(command, opts) end
+
+--- HTTP requests: see http.lua. Loaded when first used.
+llm.http = setmetatable({}, { __index = function(_, key) return require("llmrun.http")[key] end })
+
 --- Sets the seed from which those of later requests follow (each request without one gets its own).
 ---@param n integer
 function llm.seed(n) require("llmrun.seeds").set(n) end
