@@ -9,6 +9,7 @@
 #include "sample/row.h"
 #include "sample/sample.h"
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct view {
@@ -146,7 +147,31 @@ static int logits_argmax(lua_State *L)
     return 2;
 }
 
-/* l:topk(k) -> ids, logits: best first */
+typedef struct entry {
+    float x;
+    int32_t id;
+} entry;
+
+static int by_logit(const void *a, const void *b)
+{
+    const entry *x = a, *y = b;
+    if (x->x != y->x) return x->x > y->x ? -1 : 1;
+    return x->id < y->id ? -1 : 1;
+}
+
+/* The k best of a dense row by sorting all of it; the memory is a userdata left on the stack. */
+static void sort_row(lua_State *L, const lr_logits *l, int k, int32_t *ids, float *vals)
+{
+    entry *e = lua_newuserdatauv(L, (size_t)l->n_vocab * sizeof *e, 0);
+    for (int i = 0; i < l->n_vocab; i++) e[i] = (entry){isnan(l->x[i]) ? -INFINITY : l->x[i], i};
+    qsort(e, (size_t)l->n_vocab, sizeof *e, by_logit);
+    for (int i = 0; i < k; i++) {
+        ids[i] = e[i].id;
+        vals[i] = e[i].x;
+    }
+}
+
+/* l:topk(k) -> ids, logits: best first, without those that can't be drawn */
 static int logits_topk(lua_State *L)
 {
     lr_logits *l = lr_lua_check_logits(L, 1);
@@ -157,11 +182,15 @@ static int logits_topk(lua_State *L)
     float *vals = (float *)(void *)(ids + k);
     int n = (int)k;
     if (l->n_cand < 0) {
-        n = lr_row_topk(l->x, l->n_vocab, (int)k, ids, vals);
+        if (n <= LR_ROW_TOPK)
+            n = lr_row_topk(l->x, l->n_vocab, n, ids, vals);
+        else
+            sort_row(L, l, n, ids, vals);
     } else {
         memcpy(ids, l->cand_id, (size_t)n * sizeof *ids);
         memcpy(vals, l->cand, (size_t)n * sizeof *vals);
     }
+    while (n > 0 && !(vals[n - 1] > -INFINITY)) n--;
     lr_lua_push_ids(L, ids, (size_t)n);
     lua_createtable(L, n, 0);
     for (int i = 0; i < n; i++) {

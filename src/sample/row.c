@@ -2,6 +2,8 @@
 #include "sample/row.h"
 #include "cpu/cpu.h"
 
+_Static_assert(LR_ROW_TOPK == LR_TOPK_MAX, "the kernels' bound");
+
 /* Looking for the best table asks the processor, which is slow in a virtual machine. Engine thread only. */
 static const lr_cpu_kernels *kernels(void)
 {

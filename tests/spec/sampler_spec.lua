@@ -184,6 +184,14 @@ describe("the logits view", function()
         assert.same({ 0, 1, 2 }, ids)
         assert.near(math.log(.125), vals[3], 1e-6)
         assert.equal(5, #l:topk(100))
+        assert.same({ 0, 1 }, (l:copy():keep({ 1, 0 }):topk(5)))
+        local row = {}
+        for i = 1, 3000 do row[i] = i * 7919 % 3000 end
+        local big = core.logits_new(row)
+        local all, values = big:topk(3000)
+        assert.equal(3000, #all)
+        for i = 1, 3000 do assert.equal(3000 - i, values[i]) end
+        assert.same(table.move(all, 1, 1000, 1, {}), (big:topk(1000)))
         assert.near(.25, l:softmax(1), 1e-6)
         assert.near(.125, l:softmax({ 0, 2 })[2], 1e-6)
         assert.near(math.log(.5), l:logprob(0), 1e-6)
