@@ -119,7 +119,7 @@ INLINE void unpack_block(const lr_form f, const lr_strip *st, size_t b, uint8_t 
 
 /* ---- up to 32 rows: unpack and multiply in one pass over all k ---- */
 
-enum { AHEAD = 4096, LAG = 2, RING = 4 };
+enum { AHEAD = 32768, LAG = 2, RING = 4 };
 
 /* Sums to y; a strip that ends inside is stored by way of memory. */
 #define STORE_SUMS(t, y, rows)                                                                                         \
@@ -155,8 +155,8 @@ INLINE void few(const lr_form f, const lr_strip *st, const lr_qact *qa, int m, f
         }
         if (b < blocks) {
             const uint8_t *q = st->q + (size_t)(b * f.main) * 64, *h = st->h + (size_t)(b * f.extra) * 64;
-            for (int i = 0; i < f.main; i++) _mm_prefetch(q + AHEAD + 64 * i, _MM_HINT_T0);
-            for (int i = 0; i < f.extra; i++) _mm_prefetch(h + AHEAD + 64 * i, _MM_HINT_T0);
+            for (int i = 0; i < f.main; i++) _mm_prefetch(q + AHEAD + 64 * i, _MM_HINT_T1);
+            for (int i = 0; i < f.extra; i++) _mm_prefetch(h + AHEAD + 64 * i, _MM_HINT_T1);
             unpack_block(f, st, (size_t)b, ring[b % RING]);
         }
     }
