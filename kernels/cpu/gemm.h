@@ -84,7 +84,8 @@ static inline lr_strip lr_strip_at(const lr_parts *p, const lr_gemm_w *w, int st
 /* Activations to 8 bits (quantize_*.c), the same bits in every table. With a = max |x| of the block of 32:
  *   a < 1e-36       scale = 0,       q = 0
  *   a not finite    scale = NaN,     q = 0      (so that a row with a NaN or an infinity gives NaN, not noise)
- *   else            scale = a / 127, q = x * (127 / a) rounded to nearest even */
+ *   else            scale = a / 127, q = x * (127 / a) rounded to nearest even
+ * Rows of 11 bits: 1016 in place of 127; the integer v is kept as high = floor((v + 4) / 8) and low = v - 8 high. */
 #define LR_QUANT_TINY 1e-36f
 void lr_quantize_scalar(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1);
 void lr_quantize_avx2(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1);

@@ -161,6 +161,8 @@ static void gemm(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t 
         lr_gemm_bf16_amx(w, qa, m, y, ldy, s0, s1);
     else if (m <= FEW)
         lr_gemm_few_avx512(w, qa, m, y, ldy, s0, s1);
+    else if (qa->fine)
+        lr_gemm_fine_amx(w, qa, m, y, ldy, s0, s1);
     else if (s0 < s1)
         product(w, qa, m, y, ldy, s0, s1);
 }
@@ -178,4 +180,5 @@ void lr_gemm_fill_amx(lr_cpu_kernels *k)
     k->gemm = gemm;
     k->quantize = quantize;
     k->bf16 = true;
+    k->fine = true;
 }

@@ -33,11 +33,27 @@ INLINE void few(const lr_form f, const int nr, const lr_strip *st, const lr_qact
             const scales512 s = scales_of(f, st, at);
 #pragma GCC unroll 8
             for (int r = 0; r < nr; r++) {
-                __m512i i0 = f.zero ? _mm512_set1_epi32(ri.init[r][0][b]) : _mm512_setzero_si512();
-                __m512i i1 = f.zero && f.sub == 16 ? _mm512_set1_epi32(ri.init[r][1][b]) : _mm512_setzero_si512();
+                __m512i i0 = _mm512_setzero_si512(), i1 = _mm512_setzero_si512();
+                if (qa->fine) { /* 8 times the product of the high parts, then the low parts */
+#pragma GCC unroll 8
+                    for (int g = 0; g < 8; g++) {
+                        const __m512i v = activations(&x, r, at * 64 + 4 * (size_t)g);
+                        if (f.sub == 16 && g >= 4)
+                            i1 = _mm512_dpbusd_epi32(i1, w[g], v);
+                        else
+                            i0 = _mm512_dpbusd_epi32(i0, w[g], v);
+                    }
+                    i0 = _mm512_slli_epi32(i0, 3);
+                    i1 = _mm512_slli_epi32(i1, 3);
+                }
+                if (f.zero) {
+                    i0 = _mm512_add_epi32(i0, _mm512_set1_epi32(ri.init[r][0][b]));
+                    if (f.sub == 16) i1 = _mm512_add_epi32(i1, _mm512_set1_epi32(ri.init[r][1][b]));
+                }
+                const size_t from = qa->fine ? at * 64 + 32 : at * 32;
 #pragma GCC unroll 8
                 for (int g = 0; g < 8; g++) {
-                    const __m512i v = activations(&x, r, at * 32 + 4 * (size_t)g);
+                    const __m512i v = activations(&x, r, from + 4 * (size_t)g);
                     if (f.sub == 16 && g >= 4)
                         i1 = _mm512_dpbusd_epi32(i1, w[g], v);
                     else
@@ -126,5 +142,6 @@ static void gemm(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t 
 void lr_gemm_fill_avx512(lr_cpu_kernels *k)
 {
     k->gemm = gemm;
+    k->fine = false;
     k->quantize = lr_quantize_avx512;
 }

@@ -154,7 +154,7 @@ typedef struct row_bases {
 
 INLINE row_bases bases_of(const lr_qact *qa, size_t row)
 {
-    const size_t k = (size_t)qa->k;
+    const size_t k = (size_t)qa->k * (qa->fine ? 2 : 1);
     const int8_t *p = qa->q + row * k;
     return (row_bases){{p, p + 3 * k, p + 6 * k}, k};
 }

@@ -73,11 +73,13 @@ static void unpack_scales(const lr_form *f, const lr_strip *s, size_t b, block *
     }
 }
 
-static void dots(const block *w, const int8_t *q, int dot[2][LR_STRIP])
+static void dots(const block *w, const int8_t *q, bool fine, int dot[2][LR_STRIP])
 {
     memset(dot, 0, 2 * sizeof *dot);
-    for (int k = 0; k < 32; k++)
-        for (int j = 0; j < LR_STRIP; j++) dot[k / 16][j] += w->v[k][j] * q[k];
+    for (int k = 0; k < 32; k++) {
+        const int v = fine ? 8 * q[k] + q[32 + k] : q[k];
+        for (int j = 0; j < LR_STRIP; j++) dot[k / 16][j] += w->v[k][j] * v;
+    }
 }
 
 /* acc += block b of row r */
@@ -87,7 +89,7 @@ static void add_block(const lr_form *f, const block *w, const lr_qact *qa, int r
     const float sx = qa->scale[at];
     const int16_t *sum = qa->sum16 + 2 * at;
     int dot[2][LR_STRIP];
-    dots(w, qa->q + at * 32, dot);
+    dots(w, qa->q + at * (qa->fine ? 64 : 32), qa->fine, dot);
     if (f->sub == 32) {
         float xs = sx * (float)(sum[0] + sum[1]);
         for (int j = 0; j < LR_STRIP; j++) {
@@ -97,7 +99,8 @@ static void add_block(const lr_form *f, const block *w, const lr_qact *qa, int r
         return;
     }
     for (int j = 0; j < LR_STRIP; j++) {
-        acc[j] = fmaf((float)(w->sc[0][j] * dot[0][j] + w->sc[1][j] * dot[1][j]), w->s[j] * sx, acc[j]);
+        float t = fmaf((float)dot[1][j], (float)w->sc[1][j], (float)dot[0][j] * (float)w->sc[0][j]);
+        acc[j] = fmaf(t, w->s[j] * sx, acc[j]);
         if (f->min) acc[j] = fmaf((float)(w->sm[0][j] * sum[0] + w->sm[1][j] * sum[1]), w->m[j] * sx, acc[j]);
     }
 }
@@ -211,4 +214,5 @@ void lr_gemm_fill_scalar(lr_cpu_kernels *k)
 {
     k->gemm = gemm;
     k->quantize = lr_quantize_scalar;
+    k->fine = true;
 }

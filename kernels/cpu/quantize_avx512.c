@@ -3,7 +3,7 @@
 #include <immintrin.h>
 #include <math.h>
 
-static inline void block(const float *x, int8_t *q, float *scale, int16_t *sum16)
+static inline void block(const float *x, int8_t *q, bool fine, float *scale, int16_t *sum16)
 {
     const __m512i abs = _mm512_set1_epi32(0x7FFFFFFF);
     const __m512 x0 = _mm512_loadu_ps(x), x1 = _mm512_loadu_ps(x + 16);
@@ -13,16 +13,26 @@ static inline void block(const float *x, int8_t *q, float *scale, int16_t *sum16
     const float a = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)top)));
     if (top >= 0x7F800000 || a < LR_QUANT_TINY) {
         _mm256_storeu_si256((__m256i *)q, _mm256_setzero_si256());
+        if (fine) _mm256_storeu_si256((__m256i *)(q + 32), _mm256_setzero_si256());
         *scale = top >= 0x7F800000 ? NAN : 0;
         sum16[0] = sum16[1] = 0;
         return;
     }
-    const __m512 inv = _mm512_set1_ps(127.0f / a);
-    *scale = a / 127.0f;
+    const float steps = fine ? 1016.0f : 127.0f;
+    const __m512 inv = _mm512_set1_ps(steps / a);
+    *scale = a / steps;
     const __m512i q0 = _mm512_cvt_roundps_epi32(_mm512_mul_ps(x0, inv), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     const __m512i q1 = _mm512_cvt_roundps_epi32(_mm512_mul_ps(x1, inv), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-    _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(q0));
-    _mm_storeu_si128((__m128i *)(q + 16), _mm512_cvtepi32_epi8(q1));
+    __m512i h0 = q0, h1 = q1;
+    if (fine) {
+        const __m512i four = _mm512_set1_epi32(4);
+        h0 = _mm512_srai_epi32(_mm512_add_epi32(q0, four), 3);
+        h1 = _mm512_srai_epi32(_mm512_add_epi32(q1, four), 3);
+        _mm_storeu_si128((__m128i *)(q + 32), _mm512_cvtepi32_epi8(_mm512_sub_epi32(q0, _mm512_slli_epi32(h0, 3))));
+        _mm_storeu_si128((__m128i *)(q + 48), _mm512_cvtepi32_epi8(_mm512_sub_epi32(q1, _mm512_slli_epi32(h1, 3))));
+    }
+    _mm_storeu_si128((__m128i *)q, _mm512_cvtepi32_epi8(h0));
+    _mm_storeu_si128((__m128i *)(q + 16), _mm512_cvtepi32_epi8(h1));
     sum16[0] = (int16_t)_mm512_reduce_add_epi32(q0);
     sum16[1] = (int16_t)_mm512_reduce_add_epi32(q1);
 }
@@ -32,6 +42,6 @@ void lr_quantize_avx512(const float *x, size_t ldx, int m, lr_qact qa, int c0, i
     for (size_t r = 0; r < (size_t)m; r++)
         for (size_t c = (size_t)c0; c < (size_t)c1; c += LR_QBLK) {
             const size_t at = r * (size_t)qa.k + c;
-            block(x + r * ldx + c, qa.q + at, qa.scale + at / 32, qa.sum16 + at / 16);
+            block(x + r * ldx + c, qa.q + (qa.fine ? 2 * at : at), qa.fine, qa.scale + at / 32, qa.sum16 + at / 16);
         }
 }

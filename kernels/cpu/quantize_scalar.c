@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-static void block(const float *x, int8_t *q, float *scale, int16_t *sum16)
+static void block(const float *x, int8_t *q, bool fine, float *scale, int16_t *sum16)
 {
     uint32_t top = 0;
     for (int i = 0; i < LR_QBLK; i++) {
@@ -19,16 +19,19 @@ static void block(const float *x, int8_t *q, float *scale, int16_t *sum16)
     memcpy(&a, &top, 4);
     sum16[0] = sum16[1] = 0;
     if (top >= 0x7F800000 || a < LR_QUANT_TINY) {
-        memset(q, 0, LR_QBLK);
+        memset(q, 0, fine ? 2 * LR_QBLK : LR_QBLK);
         *scale = top >= 0x7F800000 ? NAN : 0;
         return;
     }
-    const float inv = 127.0f / a, magic = 0x1.8p23f; /* adding it rounds to an integer, to nearest even */
-    *scale = a / 127.0f;
+    const float steps = fine ? 1016.0f : 127.0f, inv = steps / a,
+                magic = 0x1.8p23f; /* adding it rounds to an integer, to nearest even */
+    *scale = a / steps;
     for (int i = 0; i < LR_QBLK; i++) {
         float r = (x[i] * inv + magic) - magic;
-        q[i] = (int8_t)(int)r;
-        sum16[i / 16] = (int16_t)(sum16[i / 16] + q[i]);
+        int v = (int)r;
+        q[i] = (int8_t)(fine ? (v + 1028) / 8 - 128 : v); /* rounds down: v + 4 over 8 */
+        if (fine) q[32 + i] = (int8_t)(v - 8 * q[i]);
+        sum16[i / 16] = (int16_t)(sum16[i / 16] + v);
     }
 }
 
@@ -37,6 +40,6 @@ void lr_quantize_scalar(const float *x, size_t ldx, int m, lr_qact qa, int c0, i
     for (size_t r = 0; r < (size_t)m; r++)
         for (size_t c = (size_t)c0; c < (size_t)c1; c += LR_QBLK) {
             size_t at = r * (size_t)qa.k + c;
-            block(x + r * ldx + c, qa.q + at, qa.scale + at / 32, qa.sum16 + at / 16);
+            block(x + r * ldx + c, qa.q + (qa.fine ? 2 * at : at), qa.fine, qa.scale + at / 32, qa.sum16 + at / 16);
         }
 }

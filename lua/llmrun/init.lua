@@ -27,7 +27,7 @@ local load_options = {
 for k, v in pairs(require("llmrun.model").engine_options) do load_options[k] = v end
 
 --- Loads a model: a GGUF file, a folder with one, or a name that scripts/fetch_model knows.
----   device ("auto", "cpu", "cuda:0"), threads (0 = all), isa, compute ("fast"; "bf16": nearer to exact, needs AMX;
+---   device ("auto", "cpu", "cuda:0"), threads (0 = all), isa, compute ("fast"; "int8": activations of 8 bits; "bf16": needs AMX;
 ---   "f32": the exact reference path)
 ---   arch: name, file or function of the layer graph; allow_unused: load although it leaves tensors unused
 ---   ctx: longest sequence; kv = { memory = 0.9 | bytes, blocks = n | "auto", type = "f16", block_size = 16,
@@ -44,8 +44,9 @@ function llm.load(name, opts)
     for k, v in pairs(opts or {}) do o[k] = v end
     if o.device == "auto" then o.device = nil end
     if o.compute == "fast" then o.compute = nil end
-    if o.compute and o.compute ~= "f32" and o.compute ~= "bf16" then
-        errors.raise("llm.load", "compute: \"fast\", \"bf16\" or \"f32\" expected")
+    local modes = { fast = true, int8 = true, bf16 = true, f32 = true }
+    if o.compute and not modes[o.compute] then
+        errors.raise("llm.load", "compute: \"fast\", \"int8\", \"bf16\" or \"f32\" expected")
     end
     local path = errors.check("llm.load", require("llmrun.catalog").find(name))
     local core_model, info = errors.check("llm.load", require("llmrun.loader").open(path, o))

@@ -134,7 +134,9 @@ typedef struct lr_kv_store lr_kv_store;
 
 /* The arithmetic of matrix products. Results of one are bit-identical in any company; those of two are not. */
 typedef enum lr_compute {
-    LR_COMPUTE_FAST, /* activations in 8 bits, a scale for each 32 */
+    LR_COMPUTE_FAST, /* activations in 11 bits where the kernels take them in the time of 8 (AMX), else in 8; a scale
+                      * for each 32 */
+    LR_COMPUTE_INT8, /* activations in 8 bits */
     LR_COMPUTE_BF16, /* activations in bfloat16: nearer to exact; on CPUs with AMX prompts and batches are about 1.5
                       * times as fast, single rows slower. LR_EUNSUPPORTED elsewhere */
     LR_COMPUTE_F32,  /* the float32 reference: exact weights, scalar kernels, slow */

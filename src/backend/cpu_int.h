@@ -18,6 +18,7 @@ typedef struct cpu_backend {
     lr_pool *pool;
     const lr_cpu_kernels *k;
     bool exact, bf16; /* LR_COMPUTE_F32, LR_COMPUTE_BF16 */
+    bool fine;        /* activations of 11 bits */
     size_t bytes_weights, bytes_kv, bytes_work;
     char text[128];
 } cpu_backend;

@@ -310,7 +310,7 @@ static size_t value_bytes(const lr_plan *p, const value_info *v)
     size_t rows = (size_t)(v->narrow ? p->max_out : p->max_rows), w = (size_t)v->width;
     if (!v->quant) return (rows * w * sizeof(float) + 63) & ~(size_t)63;
     if (p->be->bf16) return (rows * w * sizeof(uint16_t) + 63) & ~(size_t)63;
-    size_t q = (rows * w + 63) & ~(size_t)63, s = (rows * (w / 32) * 4 + 63) & ~(size_t)63;
+    size_t q = (rows * w * (p->be->fine ? 2 : 1) + 63) & ~(size_t)63, s = (rows * (w / 32) * 4 + 63) & ~(size_t)63;
     return q + s + ((rows * (w / 16) * 2 + 63) & ~(size_t)63);
 }
 
@@ -341,12 +341,13 @@ static void point(lr_plan *p, int i)
     p->ptr[i] = (float *)(void *)at;
     if (!v->quant) return;
     size_t rows = (size_t)(v->narrow ? p->max_out : p->max_rows), w = (size_t)v->width;
-    size_t q = (rows * w + 63) & ~(size_t)63, s = (rows * (w / 32) * 4 + 63) & ~(size_t)63;
+    size_t q = (rows * w * (p->be->fine ? 2 : 1) + 63) & ~(size_t)63, s = (rows * (w / 32) * 4 + 63) & ~(size_t)63;
     p->q[i] = p->be->bf16 ? (lr_qact){.k = v->width, .h = (uint16_t *)(void *)at}
                           : (lr_qact){.q = (int8_t *)at,
                                       .scale = (float *)(void *)(at + q),
                                       .sum16 = (int16_t *)(void *)(at + q + s),
-                                      .k = v->width};
+                                      .k = v->width,
+                                      .fine = p->be->fine};
 }
 
 static int layout(lr_plan *p, lr_error *err)

@@ -130,15 +130,15 @@ static void matrix_free(matrix *a)
     lr_free_aligned(a->packed);
 }
 
-/* Rows for a variant: bf16 or 8 bits. */
-static lr_qact qact_new(bool bf16, int m, int k)
+/* Rows for a variant: bf16, 11 bits (fine) or 8. */
+static lr_qact qact_new(bool bf16, bool fine, int m, int k)
 {
     size_t n = (size_t)m * (size_t)k;
-    lr_qact a = {.k = k};
+    lr_qact a = {.k = k, .fine = fine};
     if (bf16) {
         a.h = lr_alloc_aligned(n * 2);
     } else {
-        a.q = lr_alloc_aligned(n);
+        a.q = lr_alloc_aligned(fine ? 2 * n : n);
         a.scale = lr_alloc_aligned(n / 32 * 4 + 4);
         a.sum16 = lr_alloc_aligned(n / 16 * 2 + 2);
     }
@@ -160,7 +160,7 @@ static void assert_qact_equal(const lr_qact *a, const lr_qact *b, int m)
         assert_memory_equal(a->h, b->h, n * 2);
         return;
     }
-    assert_memory_equal(a->q, b->q, n);
+    assert_memory_equal(a->q, b->q, a->fine ? 2 * n : n);
     assert_memory_equal(a->scale, b->scale, n / 32 * 4);
     assert_memory_equal(a->sum16, b->sum16, n / 16 * 2);
 }
@@ -197,7 +197,7 @@ static double error_of(const matrix *a, const float *x, size_t ldx, int m, const
 /* A table that this machine can run, with the form of rows it is given. */
 typedef struct variant {
     const lr_cpu_kernels *t;
-    bool bf16;
+    bool bf16, fine;
     const char *name;
 } variant;
 
@@ -209,8 +209,9 @@ static int find_variants(void **state)
     (void)state;
     for (const lr_cpu_kernels *const *t = lr_cpu_tables(); *t; t++) {
         if (!(*t)->supported()) continue;
-        variants[n_variants++] = (variant){*t, false, (*t)->name};
-        if ((*t)->bf16) variants[n_variants++] = (variant){*t, true, "bf16"};
+        variants[n_variants++] = (variant){*t, false, false, (*t)->name};
+        if ((*t)->fine) variants[n_variants++] = (variant){*t, false, true, "fine"};
+        if ((*t)->bf16) variants[n_variants++] = (variant){*t, true, false, "bf16"};
     }
     return 0;
 }
@@ -222,13 +223,13 @@ static void check_error(const variant *v, int type, int n, int k, int m, double 
     matrix a = matrix_new(type, n, k);
     size_t ldx = (size_t)k + 3, ldy = (size_t)n + 5;
     float *x = random_rows(m, k, ldx), *y = lr_malloc((size_t)m * ldy * sizeof *y);
-    lr_qact qa = a.w.packed ? qact_new(v->bf16, m, k) : (lr_qact){0};
+    lr_qact qa = a.w.packed ? qact_new(v->bf16, v->fine, m, k) : (lr_qact){0};
     if (a.w.packed) v->t->quantize(x, ldx, m, qa, 0, k);
     v->t->gemm(&a.w, &qa, x, ldx, m, y, ldy, 0, (n + 15) / 16);
     double e = error_of(&a, x, ldx, m, y, ldy);
     if (!(e < limit)) fail_msg("%s %s n %d k %d m %d: error %.2e", v->name, lr_dtype_name(type), n, k, m, e);
     if (a.w.packed) { /* quantizing piecewise gives the same bits */
-        lr_qact qb = qact_new(v->bf16, m, k);
+        lr_qact qb = qact_new(v->bf16, v->fine, m, k);
         for (int c = 0; c < k; c += 64) v->t->quantize(x, ldx, m, qb, c, c + 64 < k ? c + 64 : k);
         assert_qact_equal(&qa, &qb, m);
         qact_free(&qa);
@@ -245,8 +246,8 @@ static void test_error(void **state)
     EACH_VARIANT(v)
     {
         for (int i = 0; i < COUNT(quants); i++) {
-            check_error(v, quants[i], 50, 512, 5, v->bf16 ? 2e-5 : 1e-4);
-            check_error(v, quants[i], 33, 1280, 37, v->bf16 ? 2e-5 : 1e-4);
+            check_error(v, quants[i], 50, 512, 5, v->bf16 ? 2e-5 : v->fine ? 2e-6 : 1e-4);
+            check_error(v, quants[i], 33, 1280, 37, v->bf16 ? 2e-5 : v->fine ? 2e-6 : 1e-4);
         }
         for (int i = 0; i < COUNT(plains); i++) {
             check_error(v, plains[i], 50, 511, 5, 1e-11);
@@ -277,7 +278,7 @@ static void check_company(const variant *v, int type, int n, int k)
     int strips = (n + 15) / 16;
     size_t ldx = (size_t)k, ldy = (size_t)strips * 16 + 16;
     float *x = random_rows(M, k, ldx), *y = lr_malloc(M * ldy * 4), *z = lr_malloc(M * ldy * 4);
-    lr_qact qa = a.w.packed ? qact_new(v->bf16, M, k) : (lr_qact){0};
+    lr_qact qa = a.w.packed ? qact_new(v->bf16, v->fine, M, k) : (lr_qact){0};
     if (a.w.packed) v->t->quantize(x, ldx, M, qa, 0, k);
     memset(y, 0x7B, M * ldy * 4);
     v->t->gemm(&a.w, &qa, x, ldx, M, y, ldy, 0, strips);
@@ -306,20 +307,20 @@ static void test_company(void **state)
     (void)state;
     EACH_VARIANT(v)
     {
-        bool scalar = strcmp(v->name, "scalar") == 0;
+        bool scalar = v->t == lr_cpu_table("scalar");
         for (int i = 0; i < COUNT(quants); i++) check_company(v, quants[i], scalar ? 18 : 77, scalar ? 256 : 1280);
         for (int i = 0; i < COUNT(plains); i++) check_company(v, plains[i], scalar ? 18 : 77, scalar ? 70 : 333);
     }
 }
 
-/* Every table gives the scalar table's bits on 8-bit rows. */
-static void check_agrees(const lr_cpu_kernels *t, int type, int n, int k, int m)
+/* Every table gives the scalar table's bits on rows of 8 and of 11 bits. */
+static void check_agrees(const lr_cpu_kernels *t, bool fine, int type, int n, int k, int m)
 {
     const lr_cpu_kernels *ref = lr_cpu_table("scalar");
     matrix a = matrix_new(type, n, k);
     size_t cells = (size_t)m * (size_t)n;
     float *x = random_rows(m, k, (size_t)k), *y = lr_calloc(cells, 4), *z = lr_calloc(cells, 4);
-    lr_qact qa = qact_new(false, m, (k + 31) / 32 * 32), qb = qact_new(false, m, (k + 31) / 32 * 32);
+    lr_qact qa = qact_new(false, fine, m, (k + 31) / 32 * 32), qb = qact_new(false, fine, m, (k + 31) / 32 * 32);
     if (a.w.packed) {
         ref->quantize(x, (size_t)k, m, qa, 0, k);
         t->quantize(x, (size_t)k, m, qb, 0, k);
@@ -346,8 +347,8 @@ static void test_tables_agree(void **state)
     EACH_VARIANT(v)
     for (int i = 0; !v->bf16 && i < COUNT(quants) + COUNT(plains); i++) {
         int type = i < COUNT(quants) ? quants[i] : plains[i - COUNT(quants)];
-        check_agrees(v->t, type, 53, i < COUNT(quants) ? 768 : 301, ms[i % COUNT(ms)]);
-        check_agrees(v->t, type, 53, i < COUNT(quants) ? 768 : 301, 41 - ms[i % COUNT(ms)]);
+        check_agrees(v->t, v->fine, type, 53, i < COUNT(quants) ? 768 : 301, ms[i % COUNT(ms)]);
+        check_agrees(v->t, v->fine, type, 53, i < COUNT(quants) ? 768 : 301, 41 - ms[i % COUNT(ms)]);
     }
 }
 
@@ -375,6 +376,14 @@ static void test_reference(void **state)
 }
 
 /* Activations far beyond the usual, zero rows, and rows that are not numbers. */
+/* The integer of value i of the first row. */
+static int value_at(const lr_qact *a, int i)
+{
+    if (!a->fine) return a->q[i];
+    const int8_t *block = a->q + i / 32 * 64;
+    return 8 * block[i % 32] + block[32 + i % 32];
+}
+
 static void check_extremes(const variant *v, int type)
 {
     enum { K = 512, M = 9, N = 32 };
@@ -391,7 +400,7 @@ static void check_extremes(const variant *v, int type)
     x[4 * K + 511] = NAN;
     x[5 * K + 3] = INFINITY;
     x[7 * K + 40] = -INFINITY;
-    lr_qact qa = qact_new(v->bf16, M, K);
+    lr_qact qa = qact_new(v->bf16, v->fine, M, K);
     v->t->quantize(x, K, M, qa, 0, K);
     v->t->gemm(&a.w, &qa, x, K, M, y, N, 0, 2);
     for (int j = 0; j < N; j++) {
@@ -404,7 +413,7 @@ static void check_extremes(const variant *v, int type)
         if (v->bf16)
             assert_true(fabsf(lr_bf16_to_f32(qa.h[j]) - x[j]) <= fabsf(x[j]) / 256);
         else if (j / 32 != 100 / 32)
-            assert_true(fabsf((float)qa.q[j] * qa.scale[j / 32] - x[j]) <= 0.5001f * qa.scale[j / 32]);
+            assert_true(fabsf((float)value_at(&qa, j) * qa.scale[j / 32] - x[j]) <= 0.5001f * qa.scale[j / 32]);
     }
     qact_free(&qa);
     lr_free_aligned(x);
@@ -428,18 +437,19 @@ static void test_quantize(void **state)
         for (int i = 0; i < 32; i++) x[i] = (float)i - 15.5f;
         x[0] = 127;
         for (int i = 0; i < 32; i++) x[32 + i] = gauss() * 1e-3f;
-        lr_qact qa = qact_new(v->bf16, 1, 64);
+        lr_qact qa = qact_new(v->bf16, v->fine, 1, 64);
         v->t->quantize(x, 64, 1, qa, 0, 64);
         if (v->bf16) {
             for (int i = 0; i < 64; i++) assert_int_equal(qa.h[i], lr_f32_to_bf16(x[i]));
         } else {
-            assert_true(qa.scale[0] == 1.0f);
+            const int most = v->fine ? 1016 : 127;
+            assert_true(qa.scale[0] == 127.0f / (float)most);
             int sum[4] = {0}, top = 0;
-            for (int i = 0; i < 32; i++) assert_int_equal(qa.q[i], (int)rintf(x[i]));
-            for (int i = 0; i < 64; i++) sum[i / 16] += qa.q[i];
+            for (int i = 0; i < 32; i++) assert_int_equal(value_at(&qa, i), (int)rintf(x[i] * (float)(most / 127)));
+            for (int i = 0; i < 64; i++) sum[i / 16] += value_at(&qa, i);
             for (int i = 0; i < 4; i++) assert_int_equal(qa.sum16[i], sum[i]);
-            for (int i = 32; i < 64; i++) top = abs(qa.q[i]) > top ? abs(qa.q[i]) : top;
-            assert_int_equal(top, 127);
+            for (int i = 32; i < 64; i++) top = abs(value_at(&qa, i)) > top ? abs(value_at(&qa, i)) : top;
+            assert_int_equal(top, most);
         }
         qact_free(&qa);
     }
