@@ -3,7 +3,7 @@
  * Norms sum squares in double: the square of a float is exact there and cannot overflow, so a row of 1e20 or of 1e-20
  * comes out right. 1/rms is held at the largest float, so that a row of zeros gives zeros even with eps = 0.
  */
-#include "backend/backend.h"
+#include "base/act.h"
 #include "cpu/fill.h"
 #include <float.h>
 #include <math.h>

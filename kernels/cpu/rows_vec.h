@@ -3,7 +3,7 @@
  * Tails go through the same arithmetic with the missing lanes 0, so an element's result does not depend on its place.
  * Sums run in VW * 2 lanes of double, then pairwise over the lanes.
  */
-#include "backend/backend.h"
+#include "base/act.h"
 #include "cpu/fill.h"
 #include "cpu/vec_math.h"
 #include <float.h>

@@ -12,6 +12,7 @@
  */
 #ifndef LR_BACKEND_BACKEND_H
 #define LR_BACKEND_BACKEND_H
+#include "base/act.h"
 #include "base/error.h"
 #include <stdbool.h>
 #include <stddef.h>
@@ -47,7 +48,6 @@ typedef enum lr_op_kind {
     LR_OP_ROWS,    /* out = the rows of in whose logits are wanted */
 } lr_op_kind;
 
-typedef enum lr_act { LR_ACT_SILU, LR_ACT_GELU_TANH, LR_ACT_GELU_ERF, LR_ACT_RELU, LR_ACT_RELU2 } lr_act;
 
 typedef struct lr_rope {
     int n_heads, head_dim, n_rot; /* n_rot <= head_dim, even */

@@ -1,7 +1,7 @@
 --- The four real models against float32 references (tests/data/ref, made with PyTorch and Transformers).
 ---
---- With LLMRUN_FULL=1 everything runs on all four models; else the float32 path runs on the small models' short prompts,
---- because it is slow by design.
+--- With LLMRUN_FULL=1 everything runs on all four models; else the float32 path runs on the small models' short
+--- prompts, because it is slow by design.
 
 local json = require "cjson"
 local llm = require "llmrun"
@@ -87,7 +87,9 @@ for _, m in ipairs(MODELS) do
                 for _, p in ipairs(list) do
                     local special = list == ref.prompts
                     local ids = model:tokenize(p.text, { special = true, bos = ref.bos ~= json.null })
-                    if #ids ~= #p.ids and not special then ids = model:tokenize(p.text, { special = true, bos = false }) end
+                    if #ids ~= #p.ids and not special then
+                        ids = model:tokenize(p.text, { special = true, bos = false })
+                    end
                     assert.same(p.ids, ids, p.text:sub(1, 60))
                 end
             end
@@ -101,7 +103,8 @@ for _, m in ipairs(MODELS) do
                 assert.is_true(r.worst < 2e-3, ("worst difference %.5f"):format(r.worst))
                 assert.equal(r.n, r.first)
                 for _, w in ipairs(r.wrong) do
-                    assert.is_true(w.margin < 0.01, ("%s differs at step %d, margin %.4f"):format(w.name, w.step, w.margin))
+                    local text = ("%s differs at step %d, margin %.4f"):format(w.name, w.step, w.margin)
+                    assert.is_true(w.margin < 0.01, text)
                 end
             end)
         end
