@@ -177,14 +177,18 @@ static int request_tokens(lua_State *L)
     return 2;
 }
 
-/* r:logprobs() -> { { id =, logprob =, top = { { id =, logprob = }, ... } }, ... }; top only if asked for */
+/* r:logprobs([from]) -> { { id =, logprob =, top = { { id =, logprob = }, ... } }, ... } from that number on (0 = all);
+ * top only if asked for */
 static int request_logprobs(lua_State *L)
 {
     lr_request *r = check_request(L, 1)->r;
     size_t n;
     const lr_token_rec *rec = lr_request_tokens(r, &n);
-    lua_createtable(L, (int)n, 0);
-    for (size_t i = 0; i < n; i++) {
+    lua_Integer from = luaL_optinteger(L, 2, 0);
+    luaL_argcheck(L, from >= 0, 2, "negative");
+    size_t at = (size_t)from < n ? (size_t)from : n;
+    lua_createtable(L, (int)(n - at), 0);
+    for (size_t i = at; i < n; i++) {
         int n_top = 0;
         const lr_top *top = lr_request_top(r, i, &n_top);
         lua_createtable(L, 0, 3);
@@ -200,7 +204,7 @@ static int request_logprobs(lua_State *L)
             }
             lua_setfield(L, -2, "top");
         }
-        lua_rawseti(L, -2, (lua_Integer)i + 1);
+        lua_rawseti(L, -2, (lua_Integer)(i - at) + 1);
     }
     return 1;
 }
