@@ -165,9 +165,9 @@ enum lr_regex_flags {
     LR_RE_DOTALL = 4, /* . matches line ends too */
 };
 
-/* Syntax: ECMAScript's (\d \w \s are ASCII and its white space; \p{...} is not known), plus (?i:...), \A, \z,
- * [[:alpha:]]. Lookahead is allowed at the very start of the pattern (behind ^). Else LR_EUNSUPPORTED (\b, lookaround,
- * back references) or LR_EFORMAT, each with the byte of the pattern; LR_ELIMIT if too large. */
+/* Syntax: ECMAScript's (\d and \w are ASCII; \p{...} is not known), plus (?i:...), (?s:...), \A and \z. Lookahead is
+ * allowed at the very start of the pattern (behind ^). Else LR_EUNSUPPORTED (\b, lookaround, back references) or
+ * LR_EFORMAT, each with the byte of the pattern; LR_ELIMIT if too large. */
 int lr_regex_new(lr_regex **out, const char *pattern, size_t n, unsigned flags, lr_error *err);
 int lr_regex_lits(lr_regex **out, const lr_str *strings, size_t n, lr_error *err); /* UTF-8 */
 void lr_regex_free(lr_regex *);                                                    /* NULL is allowed */
