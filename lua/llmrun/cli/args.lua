@@ -20,6 +20,8 @@ M.model_flags = {
     { "kv-type", arg = "TYPE", choices = { "f32", "f16", "bf16", "q8_0" }, help = "number format of the KV cache" },
     { "block-size", arg = "N", type = "integer", help = "tokens in a KV block, 1 to 256 (default 16)" },
     { "device", arg = "NAME", help = "cpu or cuda:N (default: the best there is)" },
+    { "policy", arg = "NAME|FILE", help = "scheduling policy, a name (fair) or a file (default: by arrival)" },
+    { "watch", help = "reads the policy's file again whenever it changes" },
 }
 
 --- The model flags as options of llm.load.

@@ -38,6 +38,17 @@ function M.progress()
     end
 end
 
+--- Puts the policy of the flags --policy and --watch in charge.
+function M.use_policy(model, opts)
+    if not opts.policy then
+        if opts.watch then args.fail("--watch needs --policy FILE", 2) end
+    elseif opts.watch then
+        model:watch(opts.policy)
+    else
+        model:use(opts.policy)
+    end
+end
+
 --- Loads the model that the flags name; more: further options of llm.load. Ends the command if it can't be had.
 function M.load(opts, more)
     local llm = require "llmrun"
@@ -49,6 +60,7 @@ function M.load(opts, more)
     if slow then io.stderr:write(("\r\27[Kloading %s (%s) ..."):format(path:match("[^/]+$"), M.size(bytes))) end
     local ok, model = pcall(llm.load, path, load_opts)
     if slow then io.stderr:write("\r\27[K") end
+    if ok then M.guard(M.use_policy, model, opts) end
     if ok then return model end
     if errors.is(model) then args.fail((model.message:gsub("^llm%.load: ", ""))) end
     error(model, 0)
@@ -58,7 +70,7 @@ end
 function M.guard(fn, ...)
     local r = table.pack(pcall(fn, ...))
     if r[1] then return table.unpack(r, 2, r.n) end
-    if errors.is(r[2]) then args.fail((r[2].message:gsub("^s:%a+: ", ""))) end
+    if errors.is(r[2]) then args.fail((r[2].message:gsub("^%a+:%a+: ", ""))) end
     error(r[2], 0)
 end
 
