@@ -84,29 +84,17 @@ static bool has_amx(void)
 
 static void fill_avx2(lr_cpu_kernels *k)
 {
-#if __has_include("rows_avx2.c")
     lr_rows_fill_avx2(k);
-#endif
-#if __has_include("attn_avx2.c")
     lr_attn_fill_avx2(k);
-#endif
-#if __has_include("vocab_avx2.c")
     lr_vocab_fill_avx2(k);
-#endif
     lr_gemm_fill_avx2(k);
 }
 
 static void fill_avx512(lr_cpu_kernels *k)
 {
-#if __has_include("rows_avx512.c")
     lr_rows_fill_avx512(k);
-#endif
-#if __has_include("attn_avx512.c")
     lr_attn_fill_avx512(k);
-#endif
-#if __has_include("vocab_avx512.c")
     lr_vocab_fill_avx512(k);
-#endif
     lr_gemm_fill_avx512(k);
 }
 
@@ -132,15 +120,9 @@ static bool has_neon(void)
 
 static void fill_neon(lr_cpu_kernels *k)
 {
-#if __has_include("rows_neon.c")
     lr_rows_fill_neon(k);
-#endif
-#if __has_include("attn_neon.c")
     lr_attn_fill_neon(k);
-#endif
-#if __has_include("vocab_neon.c")
     lr_vocab_fill_neon(k);
-#endif
     lr_gemm_fill_neon(k);
 }
 
