@@ -7,7 +7,7 @@
  */
 #include "cpu/gemm_avx512.h"
 
-enum { AHEAD = 4096 }; /* bytes to prefetch ahead */
+enum { AHEAD = 32768 }; /* bytes to prefetch ahead */
 
 /* ---- few rows ---- */
 
@@ -26,8 +26,8 @@ INLINE void few(const lr_form f, const int nr, const lr_strip *st, const lr_qact
         for (int b = 0; b < nb; b++) {
             const size_t at = (size_t)(c + b);
             const uint8_t *q = st->q + at * (size_t)f.main * 64, *h = st->h + at * (size_t)f.extra * 64;
-            for (int i = 0; i < f.main; i++) _mm_prefetch(q + AHEAD + 64 * i, _MM_HINT_T0);
-            for (int i = 0; i < f.extra; i++) _mm_prefetch(h + AHEAD + 64 * i, _MM_HINT_T0);
+            for (int i = 0; i < f.main; i++) _mm_prefetch(q + AHEAD + 64 * i, _MM_HINT_T1);
+            for (int i = 0; i < f.extra; i++) _mm_prefetch(h + AHEAD + 64 * i, _MM_HINT_T1);
             __m512i w[8];
             unpack512(f, q, h, w);
             const scales512 s = scales_of(f, st, at);
