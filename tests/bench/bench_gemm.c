@@ -1,6 +1,6 @@
 /* bench_gemm.c - speed of the matrix product: JSON lines, one a (table, type, shape, rows).
  *
- *   bench_gemm [-i isa] [-t threads] [-q type,type] [-s KxN,KxN] [-m rows,rows] [-c MiB] [-r repeats] [-e 1]
+ *   bench_gemm [-i isa] [-t threads] [-q type,type] [-s KxN,KxN] [-m rows,rows] [-c MiB] [-r repeats] [-b 8|11|16]
  *
  * Fields: gops (2 m n k operations over the best time, processor time of the slowest thread), gbs (packed bytes over
  * the best time), with -c MiB the weights are copies that together take that much memory, each call using the next one,
@@ -208,7 +208,8 @@ static void gemm_part(void *arg, int thread, int n)
 
 typedef struct options {
     const char *isa, *types, *shapes, *rows;
-    int threads, repeats, eight; /* eight: 8-bit rows even where the table takes bf16 */
+    int threads, repeats;
+    int bits; /* of the rows: 8, 11 or 16 (bf16) */
     size_t cold;
 } options;
 
@@ -247,12 +248,13 @@ static void bench(const options *o, const lr_cpu_kernels *t, int type, int k, in
     char *mem = big_new(area);
     float *x = (float *)mem;
     j.qa = (lr_qact){.k = k};
-    if (t->bf16 && !o->eight) {
+    if (o->bits == 16) {
         j.qa.h = (uint16_t *)(mem + cells * 4);
     } else {
-        j.qa.q = (int8_t *)mem + cells * 6;
-        j.qa.scale = (float *)(mem + cells * 7);
-        j.qa.sum16 = (int16_t *)(mem + cells * 7 + cells / 8);
+        j.qa.fine = o->bits == 11;
+        j.qa.q = (int8_t *)mem + cells * 4;
+        j.qa.scale = (float *)(mem + cells * 6);
+        j.qa.sum16 = (int16_t *)(mem + cells * 7);
     }
     j.y = (float *)(mem + cells * 8);
     j.x = x;
@@ -276,10 +278,11 @@ static void bench(const options *o, const lr_cpu_kernels *t, int type, int k, in
             best = s;
     }
     if (best > 1e8) best = total / calls;
-    printf("{\"isa\":\"%s%s\",\"type\":\"%s\",\"k\":%d,\"n\":%d,\"m\":%d,\"threads\":%d,\"us\":%.1f,\"gops\":%.0f,"
+    printf("{\"isa\":\"%s\",\"bits\":%d,\"type\":\"%s\",\"k\":%d,\"n\":%d,\"m\":%d,\"threads\":%d,\"us\":%.1f,\"gops\":"
+           "%.0f,"
            "\"gbs\":%.1f,\"quantize_us\":%.1f}\n",
-           t->name, j.qa.h ? " bf16" : "", lr_dtype_name(type), k, n, m, team.n, best * 1e6,
-           2e-9 * (double)m * (double)one / best, 1e-9 * (double)bytes / best, tq * 1e6);
+           t->name, o->bits, lr_dtype_name(type), k, n, m, team.n, best * 1e6, 2e-9 * (double)m * (double)one / best,
+           1e-9 * (double)bytes / best, tq * 1e6);
     fflush(stdout);
     big_free(base, bytes * copies);
     big_free(mem, area);
@@ -298,6 +301,7 @@ int main(int argc, char **argv)
                  .shapes = "576x1536,1536x576,640x2048,896x4864,4864x896,1536x8960,8960x1536",
                  .rows = "1,2,4,8,16,32,128,512",
                  .threads = 1,
+                 .bits = 8,
                  .repeats = 1};
     for (int i = 1; i + 1 < argc; i += 2) {
         const char *v = argv[i + 1];
@@ -323,8 +327,8 @@ int main(int argc, char **argv)
         case 'r':
             o.repeats = atoi(v);
             break;
-        case 'e':
-            o.eight = atoi(v);
+        case 'b':
+            o.bits = atoi(v);
             break;
         default:
             fprintf(stderr, "unknown option %s\n", argv[i]);
@@ -333,6 +337,8 @@ int main(int argc, char **argv)
     }
     const lr_cpu_kernels *t = lr_cpu_table(o.isa);
     if (!t || o.threads < 1 || o.threads > MAX_THREADS) return fprintf(stderr, "no such table or thread count\n"), 2;
+    if (o.bits != 8 && !(o.bits == 11 && t->fine) && !(o.bits == 16 && t->bf16))
+        return fprintf(stderr, "the table has no rows of %d bits\n", o.bits), 2;
     team_start(o.threads);
     machine(o.cold);
     char *types = lr_strdup(o.types), *save;
