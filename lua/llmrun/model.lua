@@ -28,6 +28,10 @@ local kv_options = {
 local function engine_config(call, o, default_kv_type)
     local kv = o.kv or {}
     options.check(call .. ": kv", kv, kv_options, 3)
+    local types = require("llmrun.plan").kv_value_bytes
+    if kv.type and not types[kv.type] then
+        errors.raise(call, ("kv.type: f32, f16, bf16 or q8_0 expected, got '%s'"):format(kv.type))
+    end
     local blocks = kv.blocks
     if type(blocks) == "string" then
         if blocks ~= "auto" then
