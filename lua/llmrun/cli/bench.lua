@@ -3,41 +3,37 @@
 local core = require "llmrun.core"
 local common = require "llmrun.cli.common"
 local args = require "llmrun.cli.args"
+local load = require "llmrun.cli.bench_load"
 
 local M = {
-    summary = "measures prefill and decode speed",
+    summary = "measures prefill and decode speed, and speed under load",
     usage = "[-m MODEL] [FLAGS...]",
     model = true,
     help = [[
 Prefill: one prompt of N tokens, computed at once. Decode: tokens one by one behind a prompt of --depth tokens; with
 --batch, that many sequences together (tokens of all are counted). No sampling but the arg max, no text. Each is done
-once to warm up, then --repeat times.]],
+once to warm up, then --repeat times.
+
+Under load, one of: --concurrency (requests at once), --load agents (many turns on a shared prefix), --replay (a trace
+of real arrivals). They print throughput, time to first token (TTFT), time per token after it (TPOT), prefix hits.]],
     examples = [[
         llmrun bench -m qwen-0.5b
         llmrun bench --prefill 512 --decode 128 --repeat 5 --threads 2 --json
-        llmrun bench --batch 1,4,16]],
-    flags = {
+        llmrun bench --batch 1,4,16
+        llmrun bench --concurrency 1,4,8,16,32
+        llmrun bench --load agents --sessions 8 --turns 20
+        llmrun bench --replay tests/data/traces/mooncake_conversation.jsonl --scale 0.03 --speed 0.5]],
+    flags = common.flags({
         { "prefill", arg = "N", type = "integer", default = 512, help = "prompt tokens (0: leave it out)" },
         { "decode", arg = "N", type = "integer", default = 64, help = "tokens to decode (0: leave it out)" },
         { "depth", arg = "N", type = "integer", default = 128, help = "prompt tokens before decoding" },
         { "batch", arg = "LIST", default = "1", help = "sequences decoded together, e.g. 1,4,16" },
         { "repeat", short = "r", arg = "N", type = "integer", default = 5, help = "measurements" },
         { "json", help = "prints one JSON object a line" },
-    },
+    }, load.flags),
 }
 
---- n ids that look like text: a fixed sequence over the vocabulary, without special tokens.
-local function some_tokens(model, n, salt)
-    local ids, x = {}, 12345 + salt * 7919
-    local limit = math.min(model.info.n_vocab, 30000)
-    while #ids < n do
-        x = (x * 1103515245 + 12345) % 2147483648
-        local id = x // 64 % limit
-        local kind, ends = model.vocab:kind(id)
-        if kind == "normal" and not ends then ids[#ids + 1] = id end
-    end
-    return ids
-end
+local some_tokens = load.some_tokens
 
 local function must(ok, err)
     if not ok then args.fail(err) end
@@ -114,17 +110,6 @@ local function repeated(times, what, progress, fn)
     return list
 end
 
-local function batches(o)
-    local list = {}
-    for word in o.batch:gmatch("[^,]+") do
-        local n = math.tointeger(tonumber(word))
-        if not n or n < 1 then args.fail(("--batch: '%s' is no number of sequences"):format(word), 2) end
-        list[#list + 1] = n
-    end
-    if #list == 0 then args.fail("--batch: a list of numbers expected", 2) end
-    return list
-end
-
 local function round(x) return math.floor(x * 100 + 0.5) / 100 end
 
 local function report(o, record, prefill, decode)
@@ -153,7 +138,8 @@ local function report(o, record, prefill, decode)
 end
 
 function M.run(o)
-    local sizes = batches(o)
+    if load.wanted(o) then return load.run(o) end
+    local sizes = load.numbers("batch", o.batch)
     if o["repeat"] < 1 then args.fail("--repeat must be at least 1", 2) end
     local most = math.max(table.unpack(sizes))
     local need = math.max(o.prefill, o.depth + o.decode) + 16
