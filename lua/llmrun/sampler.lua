@@ -5,6 +5,7 @@
 local errors = require "llmrun.errors"
 local options = require "llmrun.options"
 local core = require "llmrun.core"
+local more = require "llmrun.sampler.more"
 
 local M = {}
 
@@ -70,6 +71,8 @@ for _, name in ipairs { "allow", "ban" } do
     builders[name] = function(i, s) return { name, check_ids(i, name, s[2]) } end
 end
 
+for name, build in pairs(more.builders) do builders[name] = build end
+
 local function build_stage(i, s)
     if type(s) == "function" then return { "lua", s } end
     if type(s) == "string" then s = { s } end
@@ -103,18 +106,31 @@ function M.new(stages)
     return setmetatable(list, Sampler)
 end
 
+local function native(call, self, context, logits)
+    local list = more.resolve(call, table.move(self, 1, #self, 1, {}))
+    return core.sampler_new(list, context and context.seed or 0, logits:vocab_size())
+end
+
+--- A sampler that remembers: what mirostat and adaptive-p learn goes from draw to draw (see Sampler:draw). For n_vocab
+--- tokens; to be closed.
+---@param n_vocab integer
+---@param seed? integer
+function Sampler:start(n_vocab, seed)
+    return core.sampler_new(more.resolve("sampler:start", table.move(self, 1, #self, 1, {})), seed or 0, n_vocab)
+end
+
 --- The distribution that the chain makes of logits (a list, or a logits object): ids and probabilities, best first.
 --- context: { seed =, prompt = ids, generated = ids, position = n }
 function Sampler:probs(logits, context)
     if type(logits) == "table" then logits = core.logits_new(logits) end
-    local s <close> = core.sampler_new(self, context and context.seed or 0, logits:vocab_size())
+    local s <close> = native("sampler:probs", self, context, logits)
     return errors.check("sampler:probs", s:probs(logits, context))
 end
 
 --- Draws a token from logits: id, and its log-probability before any stage.
 function Sampler:draw(logits, context)
     if type(logits) == "table" then logits = core.logits_new(logits) end
-    local s <close> = core.sampler_new(self, context and context.seed or 0, logits:vocab_size())
+    local s <close> = native("sampler:draw", self, context, logits)
     return errors.check("sampler:draw", s:draw(logits, context))
 end
 
@@ -125,45 +141,56 @@ M.options = {
     penalty_window = "integer", logit_bias = "table", allowed_tokens = "table", banned_tokens = "table",
     min_tokens = "integer", sampler = "table|function",
 }
+for k, v in pairs(more.options) do M.options[k] = v end
 
 --- The stages that the options of a call ask for. Order as in vLLM: bias and bans, penalties, temperature, then what
---- narrows. A sampler of one's own stands in place of temperature and all that narrows.
+--- narrows, XTC, mirostat or adaptive-p. A sampler of one's own stands in place of temperature and all that narrows.
 ---@param call string
 ---@param o table
----@param eog integer[] end-of-generation tokens
-function M.from_options(call, o, eog)
+---@param model llmrun.Model
+function M.from_options(call, o, model)
     local s = {}
+    more.check(call, o)
+    if o.thinking_budget then
+        s[1] = { "lua", require("llmrun.sampler.thinking").stage(model, { budget = o.thinking_budget }) }
+    end
     if o.logit_bias then s[#s + 1] = { "logit_bias", split_bias(call, o.logit_bias) } end
     if o.allowed_tokens then s[#s + 1] = { "allow", o.allowed_tokens } end
     if o.banned_tokens then s[#s + 1] = { "ban", o.banned_tokens } end
-    if o.min_tokens then s[#s + 1] = { "min_tokens", o.min_tokens, eog } end
+    if o.min_tokens then s[#s + 1] = { "min_tokens", o.min_tokens, model.info.eog } end
     if o.repetition_penalty or o.presence_penalty or o.frequency_penalty then
         s[#s + 1] = { "penalties", o.repetition_penalty or 1, o.presence_penalty or 0, o.frequency_penalty or 0,
             o.penalty_window or 0 }
     elseif o.penalty_window then
         errors.raise(call, "penalty_window without a penalty")
     end
+    more.repetition(s, call, o)
     if o.sampler then
-        for _, name in ipairs { "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma" } do
-            if o[name] then
-                errors.raise(call, ("%s has no effect beside sampler: make it one of its stages"):format(name))
+        for _, names in ipairs { { "temperature", "top_k", "top_p", "min_p", "typical_p", "top_n_sigma" },
+            more.replaced } do
+            for _, name in ipairs(names) do
+                if o[name] then
+                    errors.raise(call, ("%s has no effect beside sampler: make it one of its stages"):format(name))
+                end
             end
         end
         local chain = M.new(type(o.sampler) == "function" and { o.sampler } or o.sampler)
-        return table.move(chain, 1, #chain, #s + 1, s)
+        return more.resolve(call, table.move(chain, 1, #chain, #s + 1, s), model.vocab)
     end
     local t = o.temperature or 1
-    if t <= 0 then
+    local dynamic = more.dynamic(call, o, t)
+    if t <= 0 and not dynamic then
         s[#s + 1] = { "temperature", t } -- arg max; a negative one is refused below
-        return s
+        return more.resolve(call, s, model.vocab)
     end
-    if t ~= 1 then s[#s + 1] = { "temperature", t } end
+    if t ~= 1 or dynamic then s[#s + 1] = dynamic or { "temperature", t } end
     if o.top_n_sigma then s[#s + 1] = { "top_n_sigma", o.top_n_sigma } end
     if o.min_p then s[#s + 1] = { "min_p", o.min_p } end
     if o.top_k then s[#s + 1] = { "top_k", o.top_k } end
     if o.typical_p then s[#s + 1] = { "typical", o.typical_p } end
     if o.top_p then s[#s + 1] = { "top_p", o.top_p } end
-    return s
+    more.last(s, call, o)
+    return more.resolve(call, s, model.vocab)
 end
 
 return M

@@ -161,7 +161,7 @@ local function start(self, call, o)
     local n_top = -1
     if o.logprobs then n_top = o.logprobs == true and 0 or o.logprobs end
     local seed = o.seed or seeds.next()
-    local stages = sampler.from_options(call, o, self.model.info.eog)
+    local stages = sampler.from_options(call, o, self.model)
     open_turn(self, call)
     if self.seq:len() == 0 then errors.raise(call, "nothing to go on from: the session is empty", "state") end
     local engine_now = o.deadline and self.model.engine:now() or 0

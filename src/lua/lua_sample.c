@@ -2,7 +2,10 @@
  *
  * A stage is { name, ... }: {"logit_bias", ids, values}, {"penalties", repetition, presence, frequency, last_n},
  * {"temperature", x}, {"top_k", n}, {"top_p", x}, {"min_p", x}, {"typical", x}, {"top_n_sigma", x}, {"allow", ids},
- * {"ban", ids}, {"min_tokens", n, ids}, {"lua", function}; lua/llmrun/sampler.lua makes them of what users write.
+ * {"ban", ids}, {"min_tokens", n, ids}, {"dynamic", temperature, range, exponent}, {"xtc", probability, threshold},
+ * {"dry", multiplier, base, allowed_length, last_n, ids}, {"no_repeat", n, last_n}, {"mirostat1", tau, eta, m},
+ * {"mirostat2", tau, eta}, {"adaptive_p", target, decay}, {"lua", function}; lua/llmrun/sampler.lua makes them of what
+ * users write.
  *
  * A Lua stage is called as f(logits, ctx) inside the engine's step, so it can't wait. It may change the logits, and may
  * return a token id, which then is drawn. ctx is a table that lives as long as the request (the stage may keep things
@@ -257,11 +260,13 @@ static void read_stage(lua_State *L, int st, int n_vocab, lr_stage *s)
 {
     static const char *const names[] = {"logit_bias", "penalties", "temperature", "top_k",       "top_p",
                                         "min_p",      "typical",   "allow",       "top_n_sigma", "ban",
-                                        "min_tokens", "lua",       NULL};
-    static const lr_stage_kind kinds[] = {LR_STAGE_LOGIT_BIAS, LR_STAGE_PENALTIES,  LR_STAGE_TEMPERATURE,
-                                          LR_STAGE_TOP_K,      LR_STAGE_TOP_P,      LR_STAGE_MIN_P,
-                                          LR_STAGE_TYPICAL,    LR_STAGE_ALLOW,      LR_STAGE_TOP_N_SIGMA,
-                                          LR_STAGE_BAN,        LR_STAGE_MIN_TOKENS, LR_STAGE_CALLBACK};
+                                        "min_tokens", "lua",       "dynamic",     "xtc",         "dry",
+                                        "no_repeat",  "mirostat1", "mirostat2",   "adaptive_p",  NULL};
+    static const lr_stage_kind kinds[] = {
+        LR_STAGE_LOGIT_BIAS, LR_STAGE_PENALTIES,  LR_STAGE_TEMPERATURE, LR_STAGE_TOP_K,       LR_STAGE_TOP_P,
+        LR_STAGE_MIN_P,      LR_STAGE_TYPICAL,    LR_STAGE_ALLOW,       LR_STAGE_TOP_N_SIGMA, LR_STAGE_BAN,
+        LR_STAGE_MIN_TOKENS, LR_STAGE_CALLBACK,   LR_STAGE_DYNAMIC,     LR_STAGE_XTC,         LR_STAGE_DRY,
+        LR_STAGE_NO_REPEAT,  LR_STAGE_MIROSTAT_1, LR_STAGE_MIROSTAT_2,  LR_STAGE_ADAPTIVE_P};
     luaL_checktype(L, st, LUA_TTABLE);
     lua_rawgeti(L, st, 1);
     const char *name = lua_tostring(L, -1);
@@ -290,6 +295,31 @@ static void read_stage(lua_State *L, int st, int n_vocab, lr_stage *s)
     case LR_STAGE_MIN_TOKENS:
         s->n = whole(L, st, 2, name);
         ids_of(L, st, 3, n_vocab, s);
+        break;
+    case LR_STAGE_DYNAMIC:
+        s->c = num(L, st, 4, name);
+        /* fall through */
+    case LR_STAGE_XTC:
+    case LR_STAGE_MIROSTAT_2:
+    case LR_STAGE_ADAPTIVE_P:
+        s->a = num(L, st, 2, name);
+        s->b = num(L, st, 3, name);
+        break;
+    case LR_STAGE_MIROSTAT_1:
+        s->a = num(L, st, 2, name);
+        s->b = num(L, st, 3, name);
+        s->n = whole(L, st, 4, name);
+        break;
+    case LR_STAGE_NO_REPEAT:
+        s->n = whole(L, st, 2, name);
+        s->last_n = whole(L, st, 3, name);
+        break;
+    case LR_STAGE_DRY:
+        s->a = num(L, st, 2, name);
+        s->b = num(L, st, 3, name);
+        s->n = whole(L, st, 4, name);
+        s->last_n = whole(L, st, 5, name);
+        ids_of(L, st, 6, n_vocab, s);
         break;
     case LR_STAGE_CALLBACK:
         break; /* made last, when nothing can fail any more but memory */

@@ -4,7 +4,8 @@
  * whole vocabulary ("dense", in place on the logits); the first stage that narrows (top_k, top_p, min_p ...) turns it
  * into a short sorted candidate list, so later stages are cheap. Random numbers come from (seed, position), never from
  * a shared stream: same seed, same text, whatever else runs (Promise 1). A sampler belongs to one request; a fork
- * copies it. Engine thread only. No stage allocates after lr_sampler_new.
+ * copies it, with what it has learnt from its draws (mirostat, adaptive-p). Engine thread only. No stage allocates
+ * after lr_sampler_new.
  */
 #ifndef LR_SAMPLE_SAMPLE_H
 #define LR_SAMPLE_SAMPLE_H
@@ -26,6 +27,13 @@ typedef enum lr_stage_kind {
     LR_STAGE_BAN,         /* ids: never these */
     LR_STAGE_MIN_TOKENS,  /* n: no end-of-generation token before n generated ones (ids: the end tokens) */
     LR_STAGE_CALLBACK,    /* fn, user */
+    LR_STAGE_DYNAMIC,     /* temperature between a - b and a + b, by the entropy to the power of c; see stages_more.c */
+    LR_STAGE_XTC,         /* a: chance, b: threshold */
+    LR_STAGE_DRY,         /* a: multiplier, b: base, n: allowed length, last_n, ids: tokens that break a repetition */
+    LR_STAGE_NO_REPEAT,   /* n: no n tokens in a row come twice (in the last last_n tokens); 0 = off */
+    LR_STAGE_MIROSTAT_1,  /* a: tau, b: eta, n: tokens that the estimate looks at; the last stage */
+    LR_STAGE_MIROSTAT_2,  /* a: tau, b: eta; the last stage */
+    LR_STAGE_ADAPTIVE_P,  /* a: target, b: decay; the last stage */
 } lr_stage_kind;
 
 /* The row as stages and callbacks see it. */
@@ -52,7 +60,7 @@ typedef int (*lr_stage_fn)(void *user, lr_logits *l, const lr_sample_ctx *ctx, l
 
 typedef struct lr_stage {
     lr_stage_kind kind;
-    float a, repetition, presence, frequency;
+    float a, b, c, repetition, presence, frequency;
     int n, last_n; /* last_n: tokens that repetition looks back over; 0 = all, also the prompt */
     const int32_t *ids;
     const float *values;

@@ -19,13 +19,44 @@ typedef struct lr_scratch {
     uint32_t *mark;    /* (cap) == epoch: token was seen */
     int32_t *count;    /* (cap) valid where marked */
     uint32_t epoch;
-    float *top; /* (64) */
+    float *top;   /* (64) */
+    float *prior; /* (cap) adaptive-p: probabilities by token id, before it changed them */
     const lr_cpu_kernels *k;
 } lr_scratch;
 
+/* What a stage remembers from draw to draw. */
+typedef struct lr_stage_state {
+    double x, y;
+} lr_stage_state;
+
 /* Runs one stage on the row. */
-int lr_stage_run(const lr_stage *s, lr_logits *l, lr_scratch *w, const lr_sample_ctx *ctx, lr_error *err);
+int lr_stage_run(const lr_stage *s, const lr_stage_state *state, lr_logits *l, lr_scratch *w, const lr_sample_ctx *ctx,
+                 lr_error *err);
+
+/* stages_more.c */
+int lr_stage_check_more(const lr_stage *s, lr_error *err);
+lr_stage_state lr_stage_begin(const lr_stage *s);
+void lr_stage_run_more(const lr_stage *s, const lr_stage_state *state, lr_logits *l, lr_scratch *w,
+                       const lr_sample_ctx *ctx);
+/* The token was drawn from l, with that probability. */
+void lr_stage_took(const lr_stage *s, lr_stage_state *state, const lr_scratch *w, int32_t token, double p);
+/* True for stages that learn from what is drawn. */
+bool lr_stage_learns(const lr_stage *s);
+
+/* stages.c, for the others */
+
 /* Makes all tokens with a finite logit >= threshold the candidates, sorted. */
 void lr_stage_narrow(lr_logits *l, lr_scratch *w, float threshold);
+void lr_stage_top_k(int k, lr_logits *l, lr_scratch *w);
+void lr_stage_keep_best(lr_logits *l, lr_scratch *w);
+void lr_stage_temperature(float t, lr_logits *l, lr_scratch *w);
+/* Natural log of the sum of exp over the row as it is. */
+double lr_stage_lse(const lr_logits *l, const lr_scratch *w);
+/* Where the logit of a token is, NULL if it is no candidate. */
+float *lr_stage_slot(lr_logits *l, int32_t id);
+/* After logits were changed: candidates are sorted again, those without a chance dropped. */
+void lr_stage_changed(lr_logits *l, lr_scratch *w);
+/* A new epoch for w->mark: nothing is marked. */
+void lr_stage_unmark(lr_scratch *w);
 
 #endif

@@ -8,6 +8,7 @@ enum { MAX_STAGES = 64, MAX_TOP = 64 };
 
 struct lr_sampler {
     lr_stage *stages;
+    lr_stage_state *state; /* (n_stages) */
     int n_stages, n_vocab;
     uint64_t seed, generation;
 };
@@ -27,6 +28,7 @@ static void scratch_free(lr_scratch *w)
     lr_free(w->mark);
     lr_free(w->count);
     lr_free(w->top);
+    lr_free(w->prior);
     *w = (lr_scratch){0};
 }
 
@@ -47,7 +49,9 @@ static bool scratch_grow(lr_scratch *w, int n_vocab)
     w->mark = lr_calloc(n, sizeof *w->mark);
     w->count = lr_calloc(n, sizeof *w->count);
     w->top = lr_calloc(MAX_TOP, sizeof *w->top);
-    if (!w->cand_id || !w->cand || !w->raw || !w->ids || !w->a || !w->b || !w->mark || !w->count || !w->top) {
+    w->prior = lr_calloc(n, sizeof *w->prior);
+    if (!w->cand_id || !w->cand || !w->raw || !w->ids || !w->a || !w->b || !w->mark || !w->count || !w->top ||
+        !w->prior) {
         scratch_free(w);
         w->refs = refs;
         return false;
@@ -110,8 +114,13 @@ static int check_stage(const lr_stage *s, int n_vocab, lr_error *err)
                         : check_ids(s, "end tokens", n_vocab, err);
     case LR_STAGE_CALLBACK:
         return s->fn ? 0 : lr_fail(err, LR_EINVAL, "a sampler stage without a function");
+    case LR_STAGE_DRY:
+        if ((rc = check_ids(s, "dry: breakers", n_vocab, err))) return rc;
+        break;
+    default:
+        break;
     }
-    return lr_fail(err, LR_EINVAL, "unknown sampler stage %d", (int)s->kind);
+    return lr_stage_check_more(s, err);
 }
 
 static int copy_stage(lr_stage *d, const lr_stage *s, bool dup, lr_error *err)
@@ -145,8 +154,10 @@ static int build(lr_sampler **out, const lr_stage *stages, size_t n, uint64_t se
     if (n > MAX_STAGES) return lr_fail(err, LR_ELIMIT, "a sampler of %zu stages; %d are the most", n, MAX_STAGES);
     lr_sampler *s = lr_calloc(1, sizeof *s);
     if (s) s->stages = lr_calloc(n, sizeof *s->stages);
-    if (!s || !s->stages || !scratch_grow(&scratch, n_vocab)) {
+    if (s) s->state = lr_calloc(n, sizeof *s->state);
+    if (!s || !s->stages || !s->state || !scratch_grow(&scratch, n_vocab)) {
         if (s) lr_free(s->stages);
+        if (s) lr_free(s->state);
         lr_free(s);
         return lr_fail(err, LR_ENOMEM, "no memory for a sampler");
     }
@@ -155,11 +166,13 @@ static int build(lr_sampler **out, const lr_stage *stages, size_t n, uint64_t se
     int rc = 0;
     for (size_t i = 0; i < n && !rc; i++) {
         rc = copy_stage(&s->stages[i], &stages[i], dup, err);
+        s->state[i] = lr_stage_begin(&stages[i]);
         s->n_stages++;
     }
     if (rc) {
         for (int i = 0; i < s->n_stages; i++) free_stage(&s->stages[i], dup);
         lr_free(s->stages);
+        lr_free(s->state);
         lr_free(s);
         return rc;
     }
@@ -174,13 +187,18 @@ int lr_sampler_new(lr_sampler **out, const lr_stage *stages, size_t n, uint64_t 
     for (size_t i = 0; i < n; i++) {
         int rc = check_stage(&stages[i], n_vocab, err);
         if (rc) return rc;
+        if (lr_stage_learns(&stages[i]) && i + 1 < n)
+            return lr_fail(err, LR_EINVAL,
+                           "mirostat and adaptive-p learn from what is drawn: they must be the last stage");
     }
     return build(out, stages, n, seed, n_vocab, false, err);
 }
 
 int lr_sampler_copy(lr_sampler **out, const lr_sampler *s, lr_error *err)
 {
-    return build(out, s->stages, (size_t)s->n_stages, s->seed, s->n_vocab, true, err);
+    int rc = build(out, s->stages, (size_t)s->n_stages, s->seed, s->n_vocab, true, err);
+    if (!rc && s->n_stages) memcpy((*out)->state, s->state, (size_t)s->n_stages * sizeof *s->state);
+    return rc;
 }
 
 void lr_sampler_free(lr_sampler *s)
@@ -188,6 +206,7 @@ void lr_sampler_free(lr_sampler *s)
     if (!s) return;
     for (int i = 0; i < s->n_stages; i++) free_stage(&s->stages[i], true);
     lr_free(s->stages);
+    lr_free(s->state);
     lr_free(s);
     if (--scratch.refs == 0) scratch_free(&scratch);
 }
@@ -199,7 +218,8 @@ bool lr_sampler_is_greedy(const lr_sampler *s)
     bool greedy = false;
     for (int i = 0; i < s->n_stages; i++) {
         const lr_stage *t = &s->stages[i];
-        if (t->kind == LR_STAGE_CALLBACK) return false;
+        if (t->kind == LR_STAGE_CALLBACK || t->kind == LR_STAGE_ADAPTIVE_P) return false;
+        if (t->kind == LR_STAGE_XTC && t->a > 0 && !greedy) return false;
         if ((t->kind == LR_STAGE_TEMPERATURE && t->a <= 0) || (t->kind == LR_STAGE_TOP_K && t->n == 1)) greedy = true;
     }
     return greedy;
@@ -229,7 +249,7 @@ static int run_chain(lr_sampler *s, lr_logits *l, float *logits, const uint32_t 
     if (!(best > -INFINITY) || best == INFINITY) return lr_fail(err, LR_EINVAL, "logits are not finite");
     if (mask) w->k->mask(logits, mask, s->n_vocab);
     for (int i = 0; i < s->n_stages; i++) {
-        int rc = lr_stage_run(&s->stages[i], l, w, ctx, err);
+        int rc = lr_stage_run(&s->stages[i], &s->state[i], l, w, ctx, err);
         if (rc) return rc;
         if (l->n_cand == 0) break;
     }
@@ -266,6 +286,16 @@ static int32_t draw_dense(const lr_logits *l, const lr_scratch *w, double u)
     return last;
 }
 
+/* Tells a stage that learns, which is the last, what was drawn. */
+static void learn(lr_sampler *s, lr_logits *l, int32_t token)
+{
+    int i = s->n_stages - 1;
+    if (i < 0 || !lr_stage_learns(&s->stages[i])) return;
+    const float *x = lr_stage_slot(l, token);
+    double p = x ? exp((double)*x - lr_stage_lse(l, &scratch)) : 0;
+    lr_stage_took(&s->stages[i], &s->state[i], &scratch, token, p);
+}
+
 static void fill_top(const lr_scratch *w, int n_vocab, float lse, int n_top, lr_top *top)
 {
     int32_t ids[MAX_TOP];
@@ -290,6 +320,7 @@ int lr_sampler_draw(lr_sampler *s, float *logits, const uint32_t *mask, const lr
     if (rc) return rc;
     double u = lr_sample_uniform(s->seed, ctx->position, 0);
     *token = l.n_cand < 0 ? draw_dense(&l, w, u) : draw_candidate(&l, u);
+    learn(s, &l, *token);
     if (n_top >= 0) *logprob = w->raw[*token] - lse;
     return 0;
 }

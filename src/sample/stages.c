@@ -100,8 +100,7 @@ static void drop_infinite(lr_logits *l)
 
 /* ---- reweighing ---- */
 
-/* New logit of token id of a row where only some tokens change: dense in place, else in the candidate list. */
-static float *logit_of(lr_logits *l, int32_t id)
+float *lr_stage_slot(lr_logits *l, int32_t id)
 {
     if (l->n_cand < 0) return &l->x[id];
     for (int i = 0; i < l->n_cand; i++)
@@ -109,14 +108,14 @@ static float *logit_of(lr_logits *l, int32_t id)
     return NULL;
 }
 
-static void changed(lr_logits *l, lr_scratch *w)
+void lr_stage_changed(lr_logits *l, lr_scratch *w)
 {
     if (l->n_cand < 0) return;
     sort_candidates(l, w);
     drop_infinite(l);
 }
 
-static void next_epoch(lr_scratch *w)
+void lr_stage_unmark(lr_scratch *w)
 {
     if (++w->epoch == 0) {
         memset(w->mark, 0, (size_t)w->cap * sizeof *w->mark);
@@ -128,7 +127,7 @@ static void repeat_token(const lr_stage *s, lr_logits *l, lr_scratch *w, int32_t
 {
     if (id < 0 || id >= l->n_vocab || w->mark[id] == w->epoch) return;
     w->mark[id] = w->epoch;
-    float *x = logit_of(l, id);
+    float *x = lr_stage_slot(l, id);
     if (x) *x = *x > 0 ? *x / s->repetition : *x * s->repetition;
 }
 
@@ -139,14 +138,14 @@ static void penalties(const lr_stage *s, lr_logits *l, lr_scratch *w, const lr_s
     if (s->repetition != 1.0f) {
         size_t total = c->n_prompt + c->n_generated,
                skip = s->last_n > 0 && (size_t)s->last_n < total ? total - (size_t)s->last_n : 0;
-        next_epoch(w);
+        lr_stage_unmark(w);
         for (size_t i = skip; i < c->n_prompt; i++) repeat_token(s, l, w, c->prompt[i]);
         for (size_t i = skip > c->n_prompt ? skip - c->n_prompt : 0; i < c->n_generated; i++)
             repeat_token(s, l, w, c->generated[i]);
     }
     if (s->presence != 0.0f || s->frequency != 0.0f) {
         int n = 0;
-        next_epoch(w);
+        lr_stage_unmark(w);
         for (size_t i = 0; i < c->n_generated; i++) {
             int32_t id = c->generated[i];
             if (id < 0 || id >= l->n_vocab) continue;
@@ -158,14 +157,14 @@ static void penalties(const lr_stage *s, lr_logits *l, lr_scratch *w, const lr_s
             w->count[id]++;
         }
         for (int i = 0; i < n; i++) {
-            float *x = logit_of(l, w->ids[i]);
+            float *x = lr_stage_slot(l, w->ids[i]);
             if (x) *x -= s->presence + s->frequency * (float)w->count[w->ids[i]];
         }
     }
-    changed(l, w);
+    lr_stage_changed(l, w);
 }
 
-static void keep_best(lr_logits *l, lr_scratch *w)
+void lr_stage_keep_best(lr_logits *l, lr_scratch *w)
 {
     if (l->n_cand < 0) {
         int id = w->k->argmax(l->x, l->n_vocab);
@@ -177,10 +176,10 @@ static void keep_best(lr_logits *l, lr_scratch *w)
     }
 }
 
-static void temperature(float t, lr_logits *l, lr_scratch *w)
+void lr_stage_temperature(float t, lr_logits *l, lr_scratch *w)
 {
     if (!(t > 0)) {
-        keep_best(l, w);
+        lr_stage_keep_best(l, w);
         return;
     }
     if (t == 1.0f) return;
@@ -193,7 +192,7 @@ static void temperature(float t, lr_logits *l, lr_scratch *w)
 
 /* ---- narrowing ---- */
 
-static void top_k(int k, lr_logits *l, lr_scratch *w)
+void lr_stage_top_k(int k, lr_logits *l, lr_scratch *w)
 {
     if (k <= 0) return;
     if (l->n_cand >= 0) {
@@ -216,8 +215,7 @@ static void top_k(int k, lr_logits *l, lr_scratch *w)
     if (l->n_cand > k) l->n_cand = k;
 }
 
-/* Natural log of the sum of exp over the row as it is. */
-static double row_lse(const lr_logits *l, const lr_scratch *w)
+double lr_stage_lse(const lr_logits *l, const lr_scratch *w)
 {
     if (l->n_cand < 0) return (double)w->k->logsumexp(l->x, l->n_vocab);
     if (l->n_cand == 0) return 0;
@@ -231,10 +229,10 @@ static void top_p(float p, lr_logits *l, lr_scratch *w)
 {
     if (p >= 1) return;
     if (!(p > 0)) {
-        keep_best(l, w);
+        lr_stage_keep_best(l, w);
         return;
     }
-    double lse = row_lse(l, w);
+    double lse = lr_stage_lse(l, w);
     if (l->n_cand < 0) {
         float best = w->k->max(l->x, l->n_vocab);
         for (float d = 3;; d *= 2) {
@@ -274,7 +272,7 @@ static void typical(float p, lr_logits *l, lr_scratch *w)
 {
     if (p >= 1) return;
     if (l->n_cand < 0) lr_stage_narrow(l, w, -INFINITY);
-    double lse = row_lse(l, w), entropy = 0, sum = 0;
+    double lse = lr_stage_lse(l, w), entropy = 0, sum = 0;
     int n = l->n_cand;
     for (int i = 0; i < n; i++) entropy -= exp((double)l->cand[i] - lse) * ((double)l->cand[i] - lse);
     for (int i = 0; i < n; i++) {
@@ -282,7 +280,7 @@ static void typical(float p, lr_logits *l, lr_scratch *w)
         w->a[i] = (lr_pair){~descending_key(far), i};
     }
     lr_pair *o = radix_sort(w->a, w->b, n);
-    next_epoch(w);
+    lr_stage_unmark(w);
     for (int i = 0; i < n; i++) {
         w->mark[o[i].id] = w->epoch; /* marks by place in the list here */
         sum += exp((double)l->cand[o[i].id] - lse);
@@ -324,7 +322,7 @@ static void top_n_sigma(float a, lr_logits *l, lr_scratch *w)
 static void allow(const lr_stage *s, lr_logits *l, lr_scratch *w)
 {
     int m = 0;
-    next_epoch(w);
+    lr_stage_unmark(w);
     if (l->n_cand < 0) {
         for (size_t i = 0; i < s->n_ids; i++) {
             int32_t id = s->ids[i];
@@ -349,22 +347,23 @@ static void allow(const lr_stage *s, lr_logits *l, lr_scratch *w)
 static void ban(const lr_stage *s, lr_logits *l, lr_scratch *w)
 {
     for (size_t i = 0; i < s->n_ids; i++) {
-        float *x = logit_of(l, s->ids[i]);
+        float *x = lr_stage_slot(l, s->ids[i]);
         if (x) *x = -INFINITY;
     }
-    changed(l, w);
+    lr_stage_changed(l, w);
 }
 
 static void bias(const lr_stage *s, lr_logits *l, lr_scratch *w)
 {
     for (size_t i = 0; i < s->n_ids; i++) {
-        float *x = logit_of(l, s->ids[i]);
+        float *x = lr_stage_slot(l, s->ids[i]);
         if (x) *x += s->values[i];
     }
-    changed(l, w);
+    lr_stage_changed(l, w);
 }
 
-int lr_stage_run(const lr_stage *s, lr_logits *l, lr_scratch *w, const lr_sample_ctx *ctx, lr_error *err)
+int lr_stage_run(const lr_stage *s, const lr_stage_state *state, lr_logits *l, lr_scratch *w, const lr_sample_ctx *ctx,
+                 lr_error *err)
 {
     switch (s->kind) {
     case LR_STAGE_LOGIT_BIAS:
@@ -374,10 +373,10 @@ int lr_stage_run(const lr_stage *s, lr_logits *l, lr_scratch *w, const lr_sample
         penalties(s, l, w, ctx);
         break;
     case LR_STAGE_TEMPERATURE:
-        temperature(s->a, l, w);
+        lr_stage_temperature(s->a, l, w);
         break;
     case LR_STAGE_TOP_K:
-        top_k(s->n, l, w);
+        lr_stage_top_k(s->n, l, w);
         break;
     case LR_STAGE_TOP_P:
         top_p(s->a, l, w);
@@ -403,9 +402,11 @@ int lr_stage_run(const lr_stage *s, lr_logits *l, lr_scratch *w, const lr_sample
     case LR_STAGE_CALLBACK: {
         int rc = s->fn(s->user, l, ctx, err);
         if (rc) return rc;
-        changed(l, w);
+        lr_stage_changed(l, w);
         break;
     }
+    default:
+        lr_stage_run_more(s, state, l, w, ctx);
     }
     return 0;
 }

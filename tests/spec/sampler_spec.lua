@@ -74,8 +74,8 @@ describe("stages", function()
     end)
 
     it("say what is wrong", function()
-        raises("llm.sampler: stage 2: unknown stage 'topk' (did you mean 'top_k'?); valid: allow, ban,", llm.sampler,
-            { "greedy", { "topk", 3 } })
+        raises("llm.sampler: stage 2: unknown stage 'topk' (did you mean 'top_k'?); valid: adaptive_p, allow, ban,",
+            llm.sampler, { "greedy", { "topk", 3 } })
         raises("llm.sampler: stage 1: top_k: number expected, got nil", llm.sampler, { "top_k" })
         raises("llm.sampler: list of stages expected, got nil", llm.sampler)
         raises("llm.sampler: a list of stages has no field 'top_k'", llm.sampler, { top_k = 1 })

@@ -167,7 +167,7 @@ describe("gen", function()
         local m <close> = teller { "a" }
         local s <close> = m:session()
         s:append "x"
-        raises("s:gen: unknown option 'temprature' (did you mean 'temperature'?); valid: allowed_tokens,", s.gen, s,
+        raises("s:gen: unknown option 'temprature' (did you mean 'temperature'?); valid: adaptive_decay,", s.gen, s,
             { temprature = 1 })
         raises("s:stream: option 'max_tokens': integer expected, got string", s.stream, s, { max_tokens = "5" })
         raises("s:gen: max_tokens must be at least 1", s.gen, s, { max_tokens = 0 })
