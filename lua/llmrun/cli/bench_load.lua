@@ -224,7 +224,8 @@ function M.fit(rows)
 end
 
 --- One session: each turn a new request with the whole history, as a client without a session would send it. The new
---- tokens of a turn vary from a quarter to seven quarters of o.prompt.
+--- tokens of a turn vary from a quarter to seven quarters of o.prompt. The other sessions start when the first one has
+--- had its first turn, so that the shared prefix is there.
 local function start_session(driver, model, o, state, history, number, turn)
     local span = math.max(1, o.prompt * 3 // 2)
     local n_new = math.max(1, o.prompt // 4 + (number * 7 + turn * 29) * 13 % span)
@@ -236,6 +237,12 @@ local function start_session(driver, model, o, state, history, number, turn)
         done = function(reply, result)
             result.history, result.new, result.turn = before, n_new, turn
             table.move(reply, 1, #reply, #ids + 1, ids)
+            if state.first then
+                state.first = nil
+                for i = 2, o.sessions do
+                    start_session(driver, model, o, state, M.some_tokens(model, o.shared, 77), i, 1)
+                end
+            end
             if turn >= o.turns then return end
             start_session(driver, model, o, state, ids, number, turn + 1)
             if turn == o.turns // 2 and number % 2 == 0 and number < state.forks then
@@ -253,20 +260,15 @@ function M.measure_agents(model, o)
     local driver = new_driver(model)
     local running = false
     local state = {
-        forks = 1 << 20, forked = 0, now = function() return running and model.engine:now() or 0 end,
+        first = true, forks = 1 << 20, forked = 0, now = function() return running and model.engine:now() or 0 end,
     }
-    for i = 1, o.sessions do
-        start_session(driver, model, o, state, M.some_tokens(model, o.shared, 77), i, 1)
-    end
+    start_session(driver, model, o, state, M.some_tokens(model, o.shared, 77), 1, 1)
     running = true
     local turns, seconds = driver:run()
     local t = totals(turns)
-    local rows, later = {}, {}
+    local later = {}
     for _, r in ipairs(turns) do
-        if r.turn > 1 then
-            later[#later + 1] = r
-            rows[#rows + 1] = { r.new, r.history, r.ttft }
-        end
+        if r.turn > 1 then later[#later + 1] = r end
     end
     local record = {
         load = "agents", sessions = o.sessions, forked = state.forked, turns = #turns, shared = o.shared,
@@ -275,9 +277,6 @@ function M.measure_agents(model, o)
         preempted = t.preempted,
     }
     if #later >= 4 then
-        local _, per_new, per_history = M.fit(rows)
-        record.ttft_us_per_new_token = per_new and round(per_new * 1e6)
-        record.ttft_us_per_history_token = per_history and round(per_history * 1e6)
         table.sort(later, function(a, b) return a.history < b.history end)
         record.quarters = M.quarters(later)
     end
@@ -296,6 +295,42 @@ function M.quarters(turns)
         }
     end
     return out
+end
+
+--- Turns alone on a cached history: the time to their first token by length of history and number of new tokens. The
+--- cases are measured in turn, o.repeat times; the medians count.
+---@param o { longest: integer, repeat: integer }
+function M.measure_turns(model, o)
+    local driver = new_driver(model)
+    local history = M.some_tokens(model, o.longest, 78)
+    driver:add { at = 0, ids = history, output = 1 }
+    driver:run()
+    local cases = {}
+    for _, part in ipairs { 8, 4, 2, 1 } do
+        for _, new in ipairs { 8, 32, 128 } do
+            cases[#cases + 1] = { history = o.longest // part, new = new, ttft = {}, computed = 0 }
+        end
+    end
+    for k = 0, o["repeat"] do
+        for i, c in ipairs(cases) do
+            local ids = table.move(history, 1, c.history, 1, {})
+            table.move(M.some_tokens(model, c.new, 5000 + k * 100 + i), 1, c.new, c.history + 1, ids)
+            local one = new_driver(model)
+            one:add { at = 0, ids = ids, output = 1 }
+            local r = one:run()[1]
+            if k > 0 then c.ttft[k] = r.ttft end
+            c.computed = math.max(c.computed, r.computed)
+        end
+    end
+    local rows = {}
+    for i, c in ipairs(cases) do
+        table.sort(c.ttft)
+        local t = quantile(c.ttft, 0.5)
+        rows[i] = { c.new, c.history, t }
+        c.ttft, c.ttft_ms = nil, round(t * 1e3)
+    end
+    local _, per_new, per_history = M.fit(rows)
+    return { turns = cases, us_per_new_token = round(per_new * 1e6), us_per_history_token = round(per_history * 1e6) }
 end
 
 ---- Replay
@@ -406,24 +441,30 @@ local function run_agents(o)
         sessions = o.sessions, turns = o.turns, shared = o.shared or 1024, prompt = o.prompt or 32,
         output = o.output or 16,
     }
-    local longest = set.shared + set.turns * (2 * set.prompt + 1 + set.output) + 1
+    local longest = set.shared + set.turns * (2 * set.prompt + 1 + set.output) + 130
     local own = (longest - set.shared) * 2 * set.sessions + set.shared
     local model <close> = common.load(o, { ctx = o.ctx or longest, kv = pool(o, own + 64 * set.sessions) })
-    emit(o, model, (M.measure_agents(model, set)), function(r)
+    local record = M.measure_agents(model, set)
+    record.alone = M.measure_turns(model, { longest = longest - 130, ["repeat"] = o["repeat"] })
+    emit(o, model, record, function(r)
         print(("%s, %s"):format(model.info.name, model.info.backend))
         print(("%d sessions (%d of them forks) of %d turns on a prefix of %d tokens; %d turns, %.1f output tokens/s")
             :format(r.sessions + r.forked, r.forked, set.turns, r.shared, r.turns, r.output_tps))
         print(("prefix hit rate %.2f %%, preemptions %d"):format(100 * r.hit_rate, r.preempted))
         show_times(r)
-        if not r.quarters then return end
-        print("turns after the first, by length of history:\n  history  new tokens  computed   TTFT ms   turn ms")
-        for _, q in ipairs(r.quarters) do
+        if r.quarters then
+            print("turns after the first, by length of history:\n  history  new tokens  computed   TTFT ms   turn ms")
+        end
+        for _, q in ipairs(r.quarters or {}) do
             print(("  %7d  %10.1f %9.1f %9.2f %9.2f"):format(q.history, q.new, q.computed, q.ttft_ms, q.turn_ms))
         end
-        if r.ttft_us_per_new_token then
-            print(("TTFT grows by %.1f us a new token, %.2f us a token of history"):format(r.ttft_us_per_new_token,
-                r.ttft_us_per_history_token))
+        print("turns alone on a cached history: TTFT in ms\n  history  8 new  32 new  128 new")
+        local t = r.alone.turns
+        for i = 1, #t, 3 do
+            print(("  %7d %6.1f %7.1f %8.1f"):format(t[i].history, t[i].ttft_ms, t[i + 1].ttft_ms, t[i + 2].ttft_ms))
         end
+        print(("TTFT grows by %.1f us a new token, by %.2f us a token of history"):format(r.alone.us_per_new_token,
+            r.alone.us_per_history_token))
     end)
     return 0
 end
