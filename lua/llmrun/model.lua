@@ -22,7 +22,7 @@ M.engine_options = {
 }
 local kv_options = {
     blocks = "integer|string|table", memory = "number", type = "string", block_size = "integer",
-    prefix_cache = "boolean", hash_bits = "integer",
+    prefix_cache = "boolean", hash_bits = "integer", spill = "string", spill_bytes = "integer",
 }
 
 local function engine_config(call, o, default_kv_type)
@@ -43,7 +43,7 @@ local function engine_config(call, o, default_kv_type)
         context = o.ctx, max_batch_tokens = o.max_batch_tokens, max_seqs = o.max_seqs, max_waiting = o.max_waiting,
         chunk = o.chunk, preempt = o.preempt, swap_bytes = o.swap_bytes, max_pinned = o.max_pinned,
         patience = o.patience, kv_blocks = blocks, kv_type = kv.type or default_kv_type, block_size = kv.block_size,
-        prefix_cache = kv.prefix_cache, hash_bits = kv.hash_bits,
+        prefix_cache = kv.prefix_cache, hash_bits = kv.hash_bits, spill = kv.spill, spill_bytes = kv.spill_bytes,
     }
     if kv.memory then
         if kv.memory <= 0 then errors.raise(call, "kv.memory: a fraction below 1 or a number of bytes expected") end

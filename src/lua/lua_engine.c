@@ -107,13 +107,16 @@ static void set_int(lua_State *L, const char *name, lua_Integer v)
 
 static void push_kv(lua_State *L, const lr_engine_info *in, int g)
 {
-    lua_createtable(L, 0, 8);
+    lua_createtable(L, 0, 11);
     set_int(L, "total", in->kv[g].total);
     set_int(L, "free", in->kv[g].free);
     set_int(L, "used", in->kv[g].used);
     set_int(L, "cached", in->kv[g].cached);
     set_int(L, "evicted", (lua_Integer)in->kv[g].evicted);
     set_int(L, "copied", (lua_Integer)in->kv[g].copied);
+    set_int(L, "spilled", in->kv[g].spilled);
+    set_int(L, "spill_out", (lua_Integer)in->kv[g].spill_out);
+    set_int(L, "spill_in", (lua_Integer)in->kv[g].spill_in);
     set_int(L, "block_bytes", (lua_Integer)in->block_bytes[g]);
 }
 
@@ -270,6 +273,10 @@ static int core_engine_new(lua_State *L)
     c.kv_fraction = lr_lua_opt_num(L, 2, "kv_fraction", c.kv_fraction);
     c.kv_bytes = (size_t)lr_lua_opt_int(L, 2, "kv_bytes", (lua_Integer)c.kv_bytes);
     c.swap_bytes = (size_t)lr_lua_opt_int(L, 2, "swap_bytes", (lua_Integer)c.swap_bytes);
+    c.spill = lr_lua_opt_str(L, 2, "spill", NULL);
+    lua_Integer spill_bytes = lr_lua_opt_int(L, 2, "spill_bytes", (lua_Integer)c.spill_bytes);
+    if (spill_bytes < 0) return luaL_error(L, "option spill_bytes = %I is out of range", spill_bytes);
+    c.spill_bytes = (size_t)spill_bytes;
     if (!lua_isnoneornil(L, 2)) read_blocks(L, 2, &c);
     const char *type = lr_lua_opt_str(L, 2, "kv_type", NULL), *preempt = lr_lua_opt_str(L, 2, "preempt", NULL);
     if (type && (c.kv_type = lr_dtype_parse(type)) < 0) return luaL_error(L, "unknown KV type '%s'", type);
