@@ -143,6 +143,7 @@ enum { N_SETS = sizeof sets / sizeof *sets };
 
 static lr_cpu_kernels tables[N_SETS];
 static const lr_cpu_kernels *list[N_SETS + 1]; /* best first */
+static bool usable[N_SETS];                    /* of list: asked once, cpuid is slow in virtual machines */
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void build(void)
@@ -153,6 +154,7 @@ static void build(void)
         tables[i].name = sets[i].name;
         tables[i].supported = sets[i].has;
         list[N_SETS - 1 - i] = &tables[i];
+        usable[N_SETS - 1 - i] = sets[i].has();
     }
 }
 
@@ -164,7 +166,8 @@ const lr_cpu_kernels *const *lr_cpu_tables(void)
 
 const lr_cpu_kernels *lr_cpu_table(const char *name)
 {
-    for (const lr_cpu_kernels *const *t = lr_cpu_tables(); *t; t++)
-        if ((!name || strcmp(name, (*t)->name) == 0) && (*t)->supported()) return *t;
+    const lr_cpu_kernels *const *t = lr_cpu_tables();
+    for (int i = 0; t[i]; i++)
+        if ((!name || strcmp(name, t[i]->name) == 0) && usable[i]) return t[i];
     return NULL;
 }
