@@ -54,6 +54,10 @@ function llm.load(name, opts)
     return require("llmrun.model").new("llm.load", core_model, o, info)
 end
 
+--- Serves models and programs over HTTP, with the OpenAI API: see serve.lua.
+---@param opts table
+function llm.serve(opts) return require("llmrun.serve").run(opts) end
+
 --- A model whose tokens a function gives: see scripted.lua.
 function llm.scripted(opts) return require("llmrun.scripted").new(opts) end
 

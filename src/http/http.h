@@ -68,6 +68,7 @@ lr_http_req *lr_http_next(lr_http *, unsigned *what);
 typedef struct lr_http_stats {
     int connections;   /* open */
     int requests;      /* read to the end and not yet freed by the owner */
+    int pending;       /* requests whose headers have come and whose answer has not gone out */
     size_t bodies;     /* bytes held by bodies */
     uint64_t accepted; /* connections so far */
     uint64_t taken;    /* requests so far */

@@ -408,5 +408,6 @@ void lr_http_get_stats(lr_http *h, lr_http_stats *s)
 {
     pthread_mutex_lock(&h->lock);
     *s = h->stats;
+    s->pending = h->n_counted;
     pthread_mutex_unlock(&h->lock);
 }

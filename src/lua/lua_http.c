@@ -165,6 +165,7 @@ static int http_stats(lua_State *L)
     lua_createtable(L, 0, 8);
     set_int(L, "connections", s.connections);
     set_int(L, "requests", s.requests);
+    set_int(L, "pending", s.pending);
     set_int(L, "bodies", (lua_Integer)s.bodies);
     set_int(L, "accepted", (lua_Integer)s.accepted);
     set_int(L, "taken", (lua_Integer)s.taken);

@@ -1,0 +1,154 @@
+--- llmrun serve: models behind the OpenAI API, with routes and a policy of one's own.
+
+local args = require "llmrun.cli.args"
+local common = require "llmrun.cli.common"
+
+local M = {
+    summary = "serves models over HTTP with the OpenAI API",
+    usage = "[-m MODEL]... [FLAGS...]",
+    help = [[
+Answers /v1/chat/completions, /v1/completions, /v1/models and more (see lua/llmrun/openai), /health, /metrics, and shows
+a page at /. Without an API key it listens on this machine only unless --host says otherwise. --routes names a Lua file
+that returns a table of further routes, { ["POST /path"] = function(req, res) ... end }. SIGTERM and Ctrl-C end it after
+the requests that have come are answered.]],
+    examples = [[
+        llmrun serve -m qwen-0.5b
+        llmrun serve -m smollm2 -m qwen-0.5b --port 9000 --api-key secret --host 0.0.0.0
+        llmrun serve --routes triage.lua --policy fair
+        curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \
+            -d '{"messages":[{"role":"user","content":"Hello"}]}']],
+    flags = {
+        { "model", short = "m", arg = "MODEL", type = "list",
+            help = "a GGUF file, or a name (smollm2, gemma3, qwen-0.5b, ...); may be given more than once [smollm2]" },
+        { "host", arg = "ADDRESS", default = "127.0.0.1", help = "address to listen on" },
+        { "port", short = "p", arg = "N", type = "integer", default = 8080, help = "0: any free one" },
+        { "api-key", arg = "KEY", type = "list",
+            help = "requests need one of these keys (also from LLMRUN_API_KEY); may be given more than once" },
+        { "served-model-name", arg = "NAME", type = "list",
+            help = "name of the (first) model in the API; further ones are further names" },
+        { "max-model-len", short = "c", arg = "N", type = "integer", help = "longest sequence in tokens" },
+        { "max-num-seqs", arg = "N", type = "integer", help = "requests in a batch at most (default 64)" },
+        { "max-num-batched-tokens", arg = "N", type = "integer", help = "tokens in a batch at most (default 512)" },
+        { "max-queue", arg = "N", type = "integer", help = "requests that may wait before 503 is answered (1024)" },
+        { "block-size", arg = "N", type = "integer", help = "tokens in a KV block, 1 to 256 (default 16)" },
+        { "kv-memory", arg = "X", type = "number", help = "of the memory that is free: a fraction, or bytes" },
+        { "kv-cache-dtype", arg = "TYPE", choices = { "auto", "f32", "f16", "bf16", "q8_0" },
+            help = "number format of the KV cache" },
+        { "enable-prefix-caching", help = "keeps computed prefixes for later requests (the default)" },
+        { "no-enable-prefix-caching", help = "does not" },
+        { "enable-chunked-prefill", help = "computes long prompts in pieces between other work (the default)" },
+        { "no-enable-chunked-prefill", help = "computes each prompt in one step" },
+        { "speculative-model", arg = "MODEL", help = "a small model that drafts" },
+        { "policy", arg = "FILE", help = "who runs when: a Lua file (read again when it changes) or a name" },
+        { "routes", arg = "FILE", help = "a Lua file that returns further routes" },
+        { "chat-template", arg = "FILE", help = "Jinja file in place of the model's chat template" },
+        { "cors", arg = "ORIGIN", type = "list", help = "lets a browser's pages of this origin in (* for all)" },
+        { "allowed-host", arg = "NAME", type = "list", help = "a further Host name of this server" },
+        { "max-body", arg = "BYTES", type = "integer", help = "longest request body (default 64 MiB)" },
+        { "request-timeout", arg = "SECONDS", type = "number", help = "ends requests that take longer" },
+        { "drain-timeout", arg = "SECONDS", type = "number", help = "how long the end waits for answers (default 30)" },
+        { "no-page", help = "no page at /" },
+        { "threads", short = "t", arg = "N", type = "integer", help = "compute threads (default: all processors)" },
+        { "compute", arg = "MODE", help = "fast, bf16, f32, ...: see llmrun run --help" },
+        { "device", arg = "NAME", help = "cpu or cuda:N (default: the best there is)" },
+    },
+}
+
+local function read_file(path)
+    local f, err = io.open(path, "rb")
+    if not f then args.fail(err) end
+    local text = f:read("a")
+    f:close()
+    return text
+end
+
+local function on_off(o, name)
+    if o["enable_" .. name] and o["no_enable_" .. name] then
+        args.fail(("--enable-%s and --no-enable-%s contradict each other"):format(name:gsub("_", "-"), name), 2)
+    end
+    return not o["no_enable_" .. name]
+end
+
+local function load_options(o)
+    local chunked = on_off(o, "chunked_prefill")
+    local type = o.kv_cache_dtype ~= "auto" and o.kv_cache_dtype or nil
+    local max_batch = o.max_num_batched_tokens
+    if not chunked then max_batch = math.max(max_batch or 0, o.max_model_len or 8192) end
+    return {
+        threads = o.threads, ctx = o.max_model_len, compute = o.compute, device = o.device, max_seqs = o.max_num_seqs,
+        max_batch_tokens = max_batch, template = o.chat_template and read_file(o.chat_template) or nil,
+        kv = { type = type, block_size = o.block_size, memory = o.kv_memory,
+            prefix_cache = on_off(o, "prefix_caching") },
+    }
+end
+
+--- Name under which a model is served: as it was asked for, a file without folder and ending.
+local function short_name(what) return (what:match("([^/]+)/*$"):gsub("%.gguf$", "")) end
+
+local function load_models(o)
+    local list, names, given = {}, {}, o.model or { "smollm2" }
+    for _, what in ipairs(given) do
+        local model = common.load({ model = what }, load_options(o))
+        local name = short_name(what)
+        if names[name] then args.fail(("two models are called %s"):format(name), 2) end
+        names[name], list[#list + 1] = model, { name = name, model = model }
+    end
+    local aliases = {}
+    for i, name in ipairs(o.served_model_name or {}) do
+        if i == 1 then list[1].name = name else aliases[name] = list[1].model end
+    end
+    return list, aliases
+end
+
+local function load_routes(path)
+    if not path then return nil end
+    local chunk, err = loadfile(path, "t")
+    if not chunk then args.fail(err) end
+    local folder = path:match("^(.*)/[^/]*$") or "."
+    package.path = folder .. "/?.lua;" .. folder .. "/?/init.lua;" .. package.path
+    local routes = chunk()
+    if type(routes) ~= "table" then args.fail(path .. ": a table of routes expected, got " .. type(routes)) end
+    return routes
+end
+
+local function api_keys(o)
+    local keys = o.api_key
+    local from_env = os.getenv "LLMRUN_API_KEY"
+    if not keys and from_env and from_env ~= "" then keys = { from_env } end
+    return keys
+end
+
+local function use_policy(model, what)
+    if not what then return end
+    local is_file = what:find("[/.]")
+    common.guard(is_file and model.watch or model.use, model, what)
+end
+
+function M.run(o)
+    if o.speculative_model then args.fail("--speculative-model: this build has no speculation") end
+    local routes = load_routes(o.routes)
+    local list, aliases = load_models(o)
+    local models, names = {}, {}
+    for i, entry in ipairs(list) do
+        models[i], names[entry.model] = entry.model, entry.name
+        use_policy(entry.model, o.policy)
+    end
+    common.guard(require("llmrun.serve").run, {
+        host = o.host, port = o.port, models = models, model_names = names, routes = routes, api_keys = api_keys(o),
+        openai = { names = aliases, max_queue = o.max_queue }, page = not o.no_page, cors = o.cors,
+        hosts = o.allowed_host, max_body = o.max_body, request_timeout = o.request_timeout,
+        drain_timeout = o.drain_timeout,
+        on_ready = function(server)
+            local shown = {}
+            for i, entry in ipairs(list) do shown[i] = entry.name end
+            io.stderr:write(("llmrun: serving %s at %s (%s)\n"):format(table.concat(shown, ", "), server:url(),
+                list[1].model.info.backend))
+            if not server.keys and not server.check_host then
+                io.stderr:write("llmrun: no API key is set: whoever reaches this address can use it\n")
+            end
+        end,
+    })
+    return 0
+end
+
+return M
