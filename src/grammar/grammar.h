@@ -177,6 +177,8 @@ int lr_regex_or(lr_regex **out, const lr_regex *a, const lr_regex *b, lr_error *
 int lr_regex_not(lr_regex **out, const lr_regex *a, lr_error *err);
 /* Texts of a of min..max characters; max may be LR_REP_INF. */
 int lr_regex_length(lr_regex **out, const lr_regex *a, int32_t min, int32_t max, lr_error *err);
+/* Decimal numbers (-12.50) that are multiples of p / 10^k, leading zeros allowed. */
+int lr_regex_multiple(lr_regex **out, uint32_t p, uint32_t k, lr_error *err);
 /* Whether no text at all is in it; whether a text of the two is in both. */
 int lr_regex_is_empty(const lr_regex *, bool *yes, lr_error *err);
 int lr_regex_overlaps(const lr_regex *a, const lr_regex *b, bool *yes, lr_error *err);

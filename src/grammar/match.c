@@ -233,7 +233,8 @@ uint32_t lr_matcher__hole(lr_matcher *m, uint32_t rule, lr_str more)
     int rc = m->o.hole(m->o.hole_user, r->hole_id, (lr_str){text, m->slot[m->at].n_text + more.n}, &strings, &n, &err);
     if (rc < 0) {
         g->w.err = err;
-        if (!err.code) lr_fail(&g->w.err, rc, "hole %s failed", r->name);
+        if (!err.code) lr_fail(&g->w.err, rc, "it failed");
+        lr_fail_prefix(&g->w.err, "hole %s", r->name);
         return D_DEAD;
     }
     e.d = state_of_strings(m, strings, n, &e.strings);

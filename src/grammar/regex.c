@@ -235,6 +235,13 @@ int lr_regex_length(lr_regex **out, const lr_regex *x, int32_t min, int32_t max,
     return rc ? rc : wrap(out, o, err);
 }
 
+int lr_regex_multiple(lr_regex **out, uint32_t p, uint32_t k, lr_error *err)
+{
+    rdfa *o = NULL;
+    int rc = lr_rdfa_multiple(&o, p, k, err);
+    return rc ? rc : wrap(out, o, err);
+}
+
 int lr_regex_is_empty(const lr_regex *x, bool *yes, lr_error *err)
 {
     const rdfa *a;

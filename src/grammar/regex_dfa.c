@@ -557,6 +557,53 @@ int lr_rdfa_count(rdfa **out, int32_t min, int32_t max, lr_error *err)
     return 0;
 }
 
+/* States: 1 start, 2 behind the sign, then for each remainder r of p: digits with that remainder, and with j = 1 .. k +
+ * 1 digits behind the point (j = k + 1: only zeros may follow), and, first of these, just behind the point. */
+int lr_rdfa_multiple(rdfa **out, uint32_t p, uint32_t k, lr_error *err)
+{
+    uint64_t n = 3 + (uint64_t)p * (k + 3);
+    uint32_t cap = 0;
+    rdfa *o = p > 0 && n <= LR_RE_MAX_STATES ? rdfa_new(15) : NULL;
+    if (!o || !rdfa_grow(o, &cap, (uint32_t)n)) {
+        lr_rdfa_unref(o);
+        return too_large(err);
+    }
+    static const uint32_t atom[15] = {0, '-', '.', '/', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '9' + 1};
+    memcpy(o->atom, atom, sizeof atom);
+    o->n = (uint32_t)n;
+    o->start = 1;
+    memset(o->trans, 0, o->n * 15 * sizeof *o->trans);
+    memset(o->accept, 0, o->n);
+#define AT(r, j) (3 + (r) * (k + 3) + (j)) /* j 0: before the point, 1: just behind it, 2 ..: digits behind it */
+    o->trans[1 * 15 + 1] = 2;
+    for (uint32_t d = 0; d < 10; d++) o->trans[1 * 15 + 4 + d] = o->trans[2 * 15 + 4 + d] = AT(d % p, 0);
+    for (uint32_t r = 0; r < p; r++) {
+        for (uint32_t j = 0; j < k + 3; j++) {
+            uint32_t *to = o->trans + (size_t)AT(r, j) * 15, digits = j < 2 ? 0 : j - 1;
+            if (j == 0) to[2] = AT(r, 1);
+            for (uint32_t d = 0; d < 10; d++) {
+                uint32_t next = (uint32_t)(((uint64_t)r * 10 + d) % p);
+                if (j == 0)
+                    to[4 + d] = AT(next, 0);
+                else if (digits < k)
+                    to[4 + d] = AT(next, j + 1);
+                else if (d == 0)
+                    to[4 + d] = AT(r, k + 2);
+            }
+            uint32_t left = 1 % p; /* 10^(k - digits so far) */
+            for (uint32_t z = digits < k ? digits : k; z < k; z++) left = (uint32_t)((uint64_t)left * 10 % p);
+            o->accept[AT(r, j)] = j != 1 && (uint64_t)r * left % p == 0;
+        }
+    }
+#undef AT
+    if (!minimize(o)) {
+        lr_rdfa_unref(o);
+        return too_large(err);
+    }
+    *out = o;
+    return 0;
+}
+
 /* ---- questions ---- */
 
 uint8_t *lr_rdfa__live(const rdfa *a)
@@ -585,7 +632,7 @@ bool lr_rdfa_is_empty(const rdfa *a)
 
 int lr_rdfa_overlap(const rdfa *a, const rdfa *b, bool *yes, lr_error *err)
 {
-    rdfa *both;
+    rdfa *both = NULL;
     int rc = lr_rdfa_product(&both, a, b, RDFA_AND, err);
     if (rc) return rc;
     *yes = !lr_rdfa_is_empty(both);

@@ -63,6 +63,8 @@ enum { RDFA_AND, RDFA_OR };
 int lr_rdfa_product(rdfa **out, const rdfa *a, const rdfa *b, int op, lr_error *err);
 int lr_rdfa_not(rdfa **out, const rdfa *a, lr_error *err);
 int lr_rdfa_count(rdfa **out, int32_t min, int32_t max, lr_error *err); /* all texts of that many characters */
+/* Decimal numbers (a sign or none, digits, a point and digits or not) that are multiples of p / 10^k. */
+int lr_rdfa_multiple(rdfa **out, uint32_t p, uint32_t k, lr_error *err);
 bool lr_rdfa_is_empty(const rdfa *a);
 /* Whether some text is in both; LR_ELIMIT as for the product. */
 int lr_rdfa_overlap(const rdfa *a, const rdfa *b, bool *yes, lr_error *err);

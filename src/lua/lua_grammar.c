@@ -67,6 +67,16 @@ static int core_regex_lits(lua_State *L)
     return lr_regex_lits(r, s, n, &err) ? lr_lua_fail(L, &err) : 1;
 }
 
+/* regex_multiple(p, k) -> the decimal numbers that are multiples of p / 10^k; nil, text, code */
+static int core_regex_multiple(lua_State *L)
+{
+    lua_Integer p = luaL_checkinteger(L, 1), k = luaL_checkinteger(L, 2);
+    luaL_argcheck(L, p > 0 && p < 1 << 30, 1, "out of range");
+    luaL_argcheck(L, k >= 0 && k < 1 << 16, 2, "out of range");
+    lr_error err;
+    return lr_regex_multiple(new_regex(L), (uint32_t)p, (uint32_t)k, &err) ? lr_lua_fail(L, &err) : 1;
+}
+
 /* a:both(b), a:either(b) -> regex; nil, text, code */
 static int regex_both(lua_State *L)
 {
@@ -439,8 +449,11 @@ void lr_lua_open_grammar(lua_State *L)
     lr_lua_class(L, REGEX, regex_methods, regex_close);
     lr_lua_class(L, BUILDER, builder_methods, builder_close);
     lr_lua_class(L, LR_LUA_GRAMMAR, grammar_methods, grammar_close);
-    static const luaL_Reg functions[] = {
-        {"regex", core_regex}, {"regex_lits", core_regex_lits}, {"grammar_builder", core_builder}, {NULL, NULL}};
+    static const luaL_Reg functions[] = {{"regex", core_regex},
+                                         {"regex_lits", core_regex_lits},
+                                         {"regex_multiple", core_regex_multiple},
+                                         {"grammar_builder", core_builder},
+                                         {NULL, NULL}};
     luaL_setfuncs(L, functions, 0);
     lr_lua_open_matcher(L);
 }
