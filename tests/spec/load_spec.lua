@@ -44,11 +44,11 @@ describe("traces", function()
     end)
 
     it("cross midnights and months", function()
-        with_file("TIMESTAMP,ContextTokens,GeneratedTokens\r\n2024-02-28 23:59:59.5,1,1\r\n2024-03-01 00:00:00.5,2,3\r\n",
-            function(path)
-                local rows = assert(traces.read(path))
-                assert.equal(86401, rows[2].at)
-            end)
+        local head = "TIMESTAMP,ContextTokens,GeneratedTokens\r\n"
+        with_file(head .. "2024-02-28 23:59:59.5,1,1\r\n2024-03-01 00:00:00.5,2,3\r\n", function(path)
+            local rows = assert(traces.read(path))
+            assert.equal(86401, rows[2].at)
+        end)
     end)
 
     it("with errors are refused, with the line", function()

@@ -482,8 +482,8 @@ local function run_replay(o)
     record.left_out = left_out
     emit(o, model, record, function(r)
         print(("%s, %s"):format(model.info.name, model.info.backend))
-        print(("%s trace at scale %g, speed %g: %d requests (%d too long left out) in %.1f s, arrivals over %.1f s"):format(
-            format, o.scale, o.speed, r.requests, left_out, r.seconds, r.arrivals_seconds))
+        print(("%s trace at scale %g, speed %g: %d requests (%d too long left out) in %.1f s, arrivals over %.1f s")
+            :format(format, o.scale, o.speed, r.requests, left_out, r.seconds, r.arrivals_seconds))
         print(("%d prompt and %d output tokens, %.1f output tokens/s, preemptions %d, KV pool %d tokens"):format(
             r.prompt_tokens, r.output_tokens, r.output_tps, r.preempted, r.kv_tokens))
         show_times(r)

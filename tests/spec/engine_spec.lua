@@ -1,0 +1,209 @@
+-- The engine on a real model: whatever the schedule, a request's tokens and their log-probabilities are the same to the
+-- last bit. And the spill file, on a scripted model.
+local llm = require "llmrun"
+local shared = dofile "tests/spec/policy_lab.lua"
+
+local MODEL = "smollm2"
+
+local function ids(n, salt)
+    local t, x = {}, salt
+    for i = 1, n do
+        x = (x * 1103515245 + 12345) % 2147483648
+        t[i] = 300 + x // 64 % 20000
+    end
+    return t
+end
+
+local function joined(a, b)
+    return table.move(b, 1, #b, #a + 1, table.move(a, 1, #a, 1, {}))
+end
+
+-- Two share 33 tokens, two are the same prompt with other seeds; half are greedy.
+local PREFIX = ids(33, 1)
+local greedy = { { "temperature", 0 } }
+local random = { { "temperature", 0.9 }, { "top_k", 40 }, { "top_p", 0.95 } }
+local REQUESTS = {
+    { prompt = ids(5, 2), stages = greedy, seed = 0 },
+    { prompt = joined(PREFIX, ids(9, 3)), stages = greedy, seed = 0 },
+    { prompt = joined(PREFIX, ids(20, 4)), stages = random, seed = 11 },
+    { prompt = ids(40, 5), stages = random, seed = 12 },
+    { prompt = ids(40, 5), stages = random, seed = 13 },
+    { prompt = ids(1, 6), stages = random, seed = 14 },
+}
+local OUTPUT = 8
+
+local function start(engine, q)
+    local seq = assert(engine:seq())
+    assert(seq:append(q.prompt))
+    return assert(engine:request(seq, {
+        max_tokens = OUTPUT, ignore_eos = true, n_top = 0, stages = q.stages, seed = q.seed,
+    })), seq
+end
+
+-- Steps until all are done; what each drew, log-probabilities to the last bit.
+local function finish(engine, requests)
+    while engine:busy() > 0 do
+        assert(engine:step())
+        while engine:next_event() do end
+    end
+    assert(engine:check())
+    local out = {}
+    for i, r in ipairs(requests) do
+        local info = r:info()
+        assert.equal("done", info.state, info.error)
+        local line = {}
+        for k, t in ipairs(r:logprobs()) do line[k] = ("%d:%a"):format(t.id, t.logprob) end
+        assert.equal(OUTPUT, #line)
+        out[i] = table.concat(line, " ")
+        r:close()
+    end
+    return out
+end
+
+local function alone(engine)
+    local out = {}
+    for i, q in ipairs(REQUESTS) do
+        local r, seq = start(engine, q)
+        out[i] = finish(engine, { r })[1]
+        seq:close()
+    end
+    return out
+end
+
+-- All at once; those of `late` join after so many steps.
+local function together(engine, late)
+    local requests, seqs = {}, {}
+    for i, q in ipairs(REQUESTS) do
+        requests[i], seqs[i] = start(engine, q)
+        for _ = 1, late and i % 3 or 0 do engine:step() end
+    end
+    local out = finish(engine, requests)
+    for _, s in ipairs(seqs) do s:close() end
+    return out
+end
+
+local function load(o)
+    o.ctx = o.ctx or 128
+    return llm.load(MODEL, o)
+end
+
+describe("the same tokens on a real model", function()
+    local expected
+
+    setup(function()
+        local m <close> = load { threads = 2, kv = { prefix_cache = false, blocks = 64 } }
+        expected = alone(m.engine)
+        assert.not_equal(expected[4], expected[5])
+        assert.equal(0, m:metrics().prefix_hits)
+    end)
+
+    local function each_chunk(kv, threads)
+        for _, chunk in ipairs { 1, 7, 64 } do
+            local m <close> = load { threads = threads, chunk = chunk, kv = kv }
+            assert.same(expected, together(m.engine, chunk == 7))
+        end
+    end
+
+    it("with one thread, alone", function()
+        local m <close> = load { threads = 1, kv = { prefix_cache = false, blocks = 64 } }
+        assert.same(expected, alone(m.engine))
+    end)
+
+    it("in a batch without prefix cache, prompts in chunks of 1, 7 and 64", function()
+        each_chunk({ prefix_cache = false, blocks = 64 })
+    end)
+
+    it("with blocks of 1 and 3 tokens", function()
+        each_chunk({ block_size = 3, blocks = 256 }, 1)
+        local m <close> = load { chunk = 7, kv = { block_size = 1, blocks = 512 } }
+        assert.same(expected, together(m.engine))
+    end)
+
+    it("from the prefix cache", function()
+        for _, block in ipairs { 3, 16 } do
+            local m <close> = load { kv = { block_size = block, blocks = 512 // block } }
+            assert.same(expected, together(m.engine))
+            local before = m:metrics().prefix_hits
+            assert.same(expected, together(m.engine, true))
+            assert.same(expected, alone(m.engine))
+            assert.is_true(m:metrics().prefix_hits - before > 2 * 100)
+        end
+    end)
+
+    for _, way in ipairs { "recompute", "swap" } do
+        it("after preemption by " .. way, function()
+            for _, block in ipairs { 3, 16 } do
+                for _, cache in ipairs { true, false } do
+                    local m <close> = load {
+                        chunk = 16, preempt = way, ctx = 64,
+                        kv = { block_size = block, blocks = 128 // block, prefix_cache = cache },
+                    }
+                    assert.same(expected, together(m.engine))
+                    local t = m:metrics()
+                    assert.is_true(t["preempt_" .. way] > 0, ("no %s, block %d, cache %s"):format(way, block, cache))
+                    -- with a cache it may have kept more than what was swapped out
+                    if way == "swap" and not cache then assert.is_true(t.swap_in > 0) end
+                    assert.equal(0, m:stats().swapped)
+                end
+            end
+        end)
+    end
+
+    it("with keys and values in q8_0", function()
+        local first
+        for _, o in ipairs { { chunk = 64 }, { chunk = 7, threads = 1 } } do
+            o.kv = { type = "q8_0", block_size = 3, blocks = 256 }
+            local m <close> = load(o)
+            first = first or alone(m.engine)
+            assert.same(first, together(m.engine))
+        end
+    end)
+end)
+
+describe("kv.spill", function()
+    local function stats(model) return model:stats().kv[1] end
+
+    -- Prompts that together are four times the pool, three times over: every one has gone from memory when it comes
+    -- again.
+    local function rounds(kv)
+        kv.blocks, kv.block_size = 12, 4
+        local l = shared.lab { ctx = 48, kv = kv }
+        local cached = 0
+        for _ = 1, 3 do
+            for i = 1, 6 do
+                local prompt = {}
+                for k = 1, 32 do prompt[k] = (k * 7 + i * 31) % 190 end
+                local r, seq = assert(l.submit(prompt, { max_tokens = 4 }))
+                l.finish()
+                assert.same(shared.reference(prompt, 4), r:tokens())
+                cached = cached + r:info().n_cached
+                seq:close()
+            end
+        end
+        return l, cached
+    end
+
+    it("brings evicted blocks back", function()
+        local l, cached = rounds { spill = "/tmp" }
+        local s = stats(l.model)
+        assert.is_true(s.spill_out > 0 and s.spill_in >= 2 * 6 * 7, s.spill_in .. " blocks came back")
+        assert.is_true(cached >= 2 * 6 * 28, cached .. " tokens were cached")
+        assert.matches("kv_spill_in_total", l.model:prometheus())
+        l.model:close()
+        local without, few = rounds {}
+        assert.equal(0, stats(without.model).spill_out)
+        assert.is_true(few < cached // 4, few .. " tokens were cached without a file")
+        without.model:close()
+    end)
+
+    it("refuses a path it can't use and options it does not know", function()
+        local function fails(text, kv)
+            local ok, err = pcall(shared.lab, { kv = kv })
+            assert.is_false(ok)
+            assert.matches(text, tostring(err), 1, true)
+        end
+        fails("/nonexistent/x", { spill = "/nonexistent/x" })
+        fails("spill_bytes", { spill = "/tmp", spill_bytes = -1 })
+        fails("spil", { spil = "/tmp" })
+    end)
+end)
