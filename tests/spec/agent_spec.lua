@@ -189,7 +189,7 @@ describe("an agent", function()
         assert.equal(3, r.turns)
         assert.equal(3, #r.calls)
         local m2 <close> = teller { call("f", "{}"), "late" }
-        local b <close> = llm.agent { model = m2, timeout = 0.03, tools = { f = function() llm.sleep(5) end } }
+        local b <close> = llm.agent { model = m2, timeout = 0.5, tools = { f = function() llm.sleep(30) end } }
         r = b:run "loop"
         assert.equal("timeout", r.finish_reason)
         assert.equal(1, r.turns)

@@ -8,7 +8,14 @@ local function raises(pattern, fn, ...)
     assert.matches(pattern, tostring(err), 1, true)
 end
 
-local function alive(pid) return core.stat("/proc/" .. pid .. "/exe") ~= nil end
+--- Whether a killed process still runs; the kernel may take a moment on a busy machine.
+local function alive(pid)
+    for _ = 1, 300 do
+        if not core.stat("/proc/" .. pid .. "/exe") then return false end
+        llm.sleep(0.01)
+    end
+    return true
+end
 
 --- Descriptors that this process has open.
 local function open_files()
@@ -61,7 +68,7 @@ describe("llm.exec", function()
         local pid = r.stdout:match("^(%d+)\nbegun\n$")
         assert.is_string(pid)
         assert.is_false(alive(pid))
-        assert.is_true(core.now() - began < 2)
+        assert.is_true(core.now() - began < 5)
     end)
 
     it("does not wait for those whom a program leaves behind", function()
@@ -84,8 +91,8 @@ describe("llm.exec", function()
         llm.exec("echo x")
         llm.exec("/nonexistent/program")
         assert.equal(before, open_files())
-        local r = llm.exec("ls /proc/$$/fd | wc -l") -- and gets none of ours
-        assert.is_true(tonumber(r.stdout) <= 4)
+        local r = llm.exec { "ls", "/proc/self/fd" } -- and gets none of ours: 0, 1, 2 and the folder
+        assert.equal("0\n1\n2\n3\n", r.stdout)
     end)
 
     it("bounds its output", function()
