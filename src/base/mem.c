@@ -1,8 +1,12 @@
 /* mem.c - see mem.h */
+#define _GNU_SOURCE
 #include "base/mem.h"
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+
+enum { HUGE_PAGE = 2 << 20, HUGE_FROM = 2 * HUGE_PAGE };
 
 static atomic_uint_fast64_t n_allocs;
 static atomic_int_fast64_t fail_at; /* counts down to 1 */
@@ -45,7 +49,12 @@ void *lr_alloc_aligned(size_t n)
     size_t total;
     if (refuse() || !lr_add(n, 63, &total)) return NULL;
     total &= ~(size_t)63;
-    return aligned_alloc(64, total ? total : 64);
+    if (total < HUGE_FROM) return aligned_alloc(64, total ? total : 64);
+    /* large blocks lie in huge pages where the system has them: weights are read from end to end at every token */
+    size_t huge = (total + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1);
+    void *p = aligned_alloc(HUGE_PAGE, huge);
+    if (p) madvise(p, total & ~(size_t)(HUGE_PAGE - 1), MADV_HUGEPAGE);
+    return p;
 }
 
 void lr_free_aligned(void *p) { free(p); }
