@@ -11,7 +11,7 @@
 #include "cpu/fill.h"
 
 #define LR_ATTN_TILE      16 /* positions that a register holds */
-#define LR_KV_GROUP       32 /* dimensions that share a scale in Q8_0 */
+#define LR_KV_GROUP       32 /* dimensions that share a scale in Q8_0 and Q4_0 */
 #define LR_ATTN_PAIRS_MAX (LR_ATTN_ROWS * 64)
 
 /* Positions that row r sees: *lo .. *hi, none if *hi < *lo. */
@@ -36,20 +36,27 @@ static inline int lr_kv_groups(int head_dim) { return (head_dim + LR_KV_GROUP - 
  * that divides head_dim, times the Hadamard matrix over the root of its size (orthonormal, and its own inverse). That
  * spreads a channel that is far larger than the others, which would otherwise take the scale of its group. */
 #define LR_KV_TURN 256 /* the largest block */
-static inline bool lr_kv_turned(int type) { return type == LR_Q8_0; }
+static inline bool lr_kv_turned(int type) { return type == LR_Q8_0 || type == LR_Q4_0; }
 static inline int lr_kv_turn_block(int head_dim)
 {
     int n = head_dim & -head_dim;
     return n < LR_KV_TURN ? n : LR_KV_TURN;
 }
 
-/* Bytes of one value, scales aside. */
-static inline size_t lr_kv_elem(int type) { return type == LR_F32 ? 4 : type == LR_Q8_0 ? 1 : 2; }
+/* Bytes of one value, scales aside; of two in Q4_0. */
+static inline size_t lr_kv_elem(int type) { return type == LR_F32 ? 4 : lr_kv_turned(type) ? 1 : 2; }
 
-/* Where the scales of a Q8_0 part begin. */
-static inline size_t lr_kv_scales_at(int n_kv_heads, int head_dim, int block_size)
+/* Value i of rows of dimensions -> its place. In Q4_0, dimensions j and j + 16 of a group share a byte: the first has
+ * the low half. i is counted from the start of a group. */
+static inline size_t lr_kv_place(int type, size_t i)
 {
-    return (size_t)n_kv_heads * head_dim * block_size;
+    return type == LR_Q4_0 ? i / LR_KV_GROUP * (LR_KV_GROUP / 2) + i % (LR_KV_GROUP / 2) : i;
+}
+
+/* Where the scales of a part begin, if it has any. */
+static inline size_t lr_kv_scales_at(int type, int n_kv_heads, int head_dim, int block_size)
+{
+    return lr_kv_place(type, (size_t)n_kv_heads * head_dim) * block_size * lr_kv_elem(type);
 }
 
 /* The part of the block that holds position p; *slot is p's place in it. */

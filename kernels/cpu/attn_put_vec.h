@@ -33,9 +33,9 @@ static void put16(const float *x, int dim, int type, uint16_t *at, size_t stride
     }
 }
 
-/* Turns n values, block by block (attn_int.h). Each stage adds and subtracts neighbours and puts the sums into the lower
- * half, the differences into the upper one: after all stages every value is back at its place, and has had the sums of
- * the scalar version. */
+/* Turns n values, block by block (attn_int.h). Each stage adds and subtracts neighbours and puts the sums into the
+ * lower half, the differences into the upper one: after all stages every value is back at its place, and has had the
+ * sums of the scalar version. */
 static void turn(float *x, int n, int block)
 {
     float t[LR_KV_TURN];
@@ -64,45 +64,83 @@ static void turn(float *x, int n, int block)
     }
 }
 
-static void put_group(const float *x, int n, int8_t *at, size_t stride, uint16_t *s)
+/* n values over the scale of *s, rounded into low .. high; NaN becomes 0. q has room for VW more. */
+static void to_int(const float *x, int n, const uint16_t *s, float low, float high, int8_t *q)
 {
-    uint16_t h[VW];
-    vf top = vf_set1(0);
-    for (int d = 0; d < n; d += VW) top = vf_max(vf_abs(vf_loadn(x + d, n - d < VW ? n - d : VW)), top);
-    vf_store_f16(h, vf_min(vf_set1(65504.0f), vf_set1(vf_hmax(top) / 127.0f)));
-    *s = h[0];
-    float f = vec_f16(h[0]);
+    float f = vec_f16(*s);
+    vf by = vf_set1(f != 0 ? f : INFINITY);
     for (int d = 0; d < n; d += VW) {
-        int8_t q[VW];
-        vf v = vf_div(vf_loadn(x + d, n - d < VW ? n - d : VW), vf_set1(f > 0 ? f : INFINITY));
-        v = vf_select(vf_eq(v, v), v, vf_set1(0)); /* NaN */
-        vf_store_i8(q, vf_max(vf_set1(-127), vf_min(vf_set1(127), vf_round(v))));
-        for (int j = 0; j < VW && d + j < n; j++, at += stride) *at = q[j];
+        vf v = vf_div(vf_loadn(x + d, n - d < VW ? n - d : VW), by);
+        v = vf_select(vf_eq(v, v), v, vf_set1(0));
+        vf_store_i8(q + d, vf_max(vf_set1(low), vf_min(vf_set1(high), vf_round(v))));
     }
 }
 
-static void put8(const float *x, int dim, int8_t *at, size_t stride, uint16_t *s, size_t s_stride)
+static void put_scale(float x, uint16_t *s)
+{
+    uint16_t h[VW];
+    vf_store_f16(h, vf_max(vf_set1(-65504.0f), vf_min(vf_set1(65504.0f), vf_set1(x))));
+    *s = h[0];
+}
+
+static void put_group8(const float *x, int n, char *at, size_t stride, uint16_t *s)
+{
+    int8_t q[LR_KV_GROUP + VW];
+    vf top = vf_set1(0);
+    for (int d = 0; d < n; d += VW) top = vf_max(vf_abs(vf_loadn(x + d, n - d < VW ? n - d : VW)), top);
+    put_scale(vf_hmax(top) / 127.0f, s);
+    to_int(x, n, s, -127, 127, q);
+    for (int d = 0; d < n; d++) at[d * stride] = q[d];
+}
+
+/* The largest value, whatever its sign, becomes -8. */
+static void put_group4(const float *x, char *at, size_t stride, uint16_t *s)
+{
+    int8_t q[LR_KV_GROUP + VW];
+    vf top = vf_set1(0), high = vf_set1(0);
+    for (int d = 0; d < LR_KV_GROUP; d += VW) {
+        vf v = vf_load(x + d);
+        top = vf_max(vf_abs(v), top);
+        high = vf_max(v, high);
+    }
+    float m = vf_hmax(top);
+    put_scale((vf_hmax(high) == m ? m : -m) / -8.0f, s);
+    to_int(x, LR_KV_GROUP, s, -8, 7, q);
+    for (int d = 0; d < LR_KV_GROUP / 2; d++) at[d * stride] = (char)((q[d] & 15) | (q[d + LR_KV_GROUP / 2] & 15) << 4);
+}
+
+/* Writes a head's row x - center: values stride apart from at, scales s_stride apart from s. */
+static void put_turned(const float *x, const float *center, int dim, int type, char *at, size_t stride, uint16_t *s,
+                       size_t s_stride)
 {
     float t[LR_KV_TURN];
     for (int d = 0; d < dim; d += LR_KV_TURN) {
         int n = dim - d < LR_KV_TURN ? dim - d : LR_KV_TURN;
         memcpy(t, x + d, (size_t)n * sizeof(float));
+        for (int i = 0; center && i < n; i++) t[i] -= center[d + i];
         turn(t, n, lr_kv_turn_block(dim));
-        for (int g = 0; g < n; g += LR_KV_GROUP, s += s_stride)
-            put_group(t + g, n - g < LR_KV_GROUP ? n - g : LR_KV_GROUP, at + (d + g) * stride, stride, s);
+        for (int g = 0; g < n; g += LR_KV_GROUP, s += s_stride) {
+            char *to = at + lr_kv_place(type, (size_t)(d + g)) * stride;
+            if (type == LR_Q4_0)
+                put_group4(t + g, to, stride, s);
+            else
+                put_group8(t + g, n - g < LR_KV_GROUP ? n - g : LR_KV_GROUP, to, stride, s);
+        }
     }
 }
 
-static void kv_put(const float *key, const float *val, int n_kv_heads, int head_dim, int type, int block_size, int slot,
-                   char *k, char *v)
+static void kv_put(const float *key, const float *val, const float *center, int n_kv_heads, int head_dim, int type,
+                   int block_size, int slot, char *k, char *v)
 {
     size_t bs = (size_t)block_size, groups = (size_t)lr_kv_groups(head_dim), dim = (size_t)head_dim;
-    size_t scales = lr_kv_scales_at(n_kv_heads, head_dim, block_size);
+    size_t scales = lr_kv_scales_at(type, n_kv_heads, head_dim, block_size);
     for (size_t h = 0; h < (size_t)n_kv_heads; h++, key += dim, val += dim) {
-        size_t k_at = h * dim * bs + slot, v_at = (h * bs + slot) * dim;
-        if (type == LR_Q8_0) {
-            put8(key, head_dim, (int8_t *)k + k_at, bs, (uint16_t *)(k + scales) + h * groups * bs + slot, bs);
-            put8(val, head_dim, (int8_t *)v + v_at, 1, (uint16_t *)(v + scales) + (h * bs + slot) * groups, 1);
+        size_t k_at = lr_kv_place(type, h * dim) * bs + slot, v_at = lr_kv_place(type, (h * bs + slot) * dim);
+        if (lr_kv_turned(type)) {
+            uint16_t *ks = (uint16_t *)(k + scales) + h * groups * bs + slot;
+            uint16_t *vs = (uint16_t *)(v + scales) + (h * bs + slot) * groups;
+            put_turned(key, center ? center + h * dim : NULL, head_dim, type, k + k_at, bs, ks, bs);
+            put_turned(val, NULL, head_dim, type, v + v_at, 1, vs, 1);
         } else if (type == LR_F32) {
             for (size_t d = 0; d < dim; d++) ((float *)k)[k_at + d * bs] = key[d];
             memcpy((float *)v + v_at, val, dim * sizeof(float));

@@ -26,7 +26,7 @@
 #define DIRECT_MAX 8  /* pairs up to which halves are converted in registers */
 #define LOG2E      1.44269504088896341f
 
-typedef enum kind { IN_F32, IN_F16, IN_BF16, IN_Q8 } kind;
+typedef enum kind { IN_F32, IN_F16, IN_BF16, IN_Q8, IN_Q4 } kind;
 
 /* A step of a task: positions base .. base+63, of which the rows see places lo .. hi (together) and c0 .. c1 (each of
  * them; empty if c1 < c0). Then the panel in hand: dimension d of tile i's keys at k[i] + d * ldk, or position j of the
@@ -39,7 +39,8 @@ typedef struct step {
     const char *kb[TILES], *vb[TILES]; /* aligned: the tile's block, */
     size_t slot[TILES];                /* and its first slot there */
     const char *k[TILES], *v[TILES];
-    const uint16_t *ks[TILES], *vs[TILES]; /* IN_Q8: scales, of 16 keys (lds apart a group), of a position's groups */
+    const uint16_t *ks[TILES],
+        *vs[TILES]; /* IN_Q8, IN_Q4: scales, of 16 keys (lds apart a group), of a position's groups */
     size_t ldk, ldv, lds;
     int run; /* positions whose values lie one behind the other: a tile, or the step */
     kind in;
@@ -66,10 +67,13 @@ typedef struct work {
 
 #define UNROLL _Pragma("GCC unroll 24")
 
-VEC_INLINE size_t in_bytes(kind in) { return in == IN_F32 ? 4 : in == IN_Q8 ? 1 : 2; }
+VEC_INLINE size_t in_bytes(kind in) { return in == IN_F32 ? 4 : in < IN_Q8 ? 2 : 1; }
 
-/* VW values of a part, times scale if they are Q8_0's. */
-VEC_INLINE vf in_load(kind in, const char *p, vf scale)
+/* Dimension, or column, d of a panel: the place of its values (lr_kv_place). */
+VEC_INLINE size_t in_place(kind in, size_t d) { return in == IN_Q4 ? lr_kv_place(LR_Q4_0, d) : d; }
+
+/* VW values of a part, times scale if they are scaled; those of IN_Q4 are in the halves of the bytes where d's is. */
+VEC_INLINE vf in_load(kind in, const char *p, size_t d, vf scale)
 {
     switch (in) {
     case IN_F32:
@@ -78,8 +82,10 @@ VEC_INLINE vf in_load(kind in, const char *p, vf scale)
         return vf_load_f16((const uint16_t *)p);
     case IN_BF16:
         return vf_load_bf16((const uint16_t *)p);
-    default:
+    case IN_Q8:
         return vf_mul(vf_load_i8((const int8_t *)p), scale);
+    default:
+        return vf_mul(vf_load_i4((const int8_t *)p, d % LR_KV_GROUP < LR_KV_GROUP / 2), scale);
     }
 }
 
@@ -105,10 +111,11 @@ VEC_INLINE void scores_block(const work *w, const step *s, int i0, size_t d0, si
             int r = i / VEC_COLS, c = i % VEC_COLS;
             acc[r][c] = d0 ? vf_load(p + r * LR_ATTN_STEP + c * VW) : vf_set1(0);
         }
-        size_t at = 0;
         for (size_t d = d0; d < d1;) {
-            size_t end = in == IN_Q8 && d1 - d > LR_KV_GROUP ? d + LR_KV_GROUP : d1; /* one scale till there */
-            if (in == IN_Q8) {
+            const size_t span = in == IN_Q4 ? LR_KV_GROUP / 2 : LR_KV_GROUP, from = d;
+            size_t end = in >= IN_Q8 && d1 - d > span ? d + span : d1; /* one scale, and one half, till there */
+            size_t at = in_place(in, d - d0) * ldk;
+            if (in >= IN_Q8) {
                 const size_t group = (d - d0) / LR_KV_GROUP * s->lds;
                 UNROLL for (int c = 0; c < VEC_COLS; c++)
                 {
@@ -118,7 +125,7 @@ VEC_INLINE void scores_block(const work *w, const step *s, int i0, size_t d0, si
             }
             for (; d < end; d++, at += ldk) {
                 vf b[VEC_COLS];
-                UNROLL for (int c = 0; c < VEC_COLS; c++) b[c] = in_load(in, k[c] + at, scale[c]);
+                UNROLL for (int c = 0; c < VEC_COLS; c++) b[c] = in_load(in, k[c] + at, from, scale[c]);
                 UNROLL for (int r = 0; r < nr; r++)
                 {
                     vf a = vf_set1(q[r * dim + d]);
@@ -134,10 +141,10 @@ VEC_INLINE void scores_block(const work *w, const step *s, int i0, size_t d0, si
     }
 }
 
-/* acc[r] (dp apart) = acc[r] * keep[r] + sum of p[r][t] v[t] over places t0 .. t1; keep NULL = ones. acc and the values
- * at byte `at` of a position's panel are those of nc registers of columns. */
+/* acc[r] (dp apart) = acc[r] * keep[r] + sum of p[r][t] v[t] over places t0 .. t1; keep NULL = ones. acc is that of nc
+ * registers of columns, from column col of the panel on. */
 VEC_INLINE void values_block(const step *s, const float *p, float *acc, size_t dp, const float *keep, int t0, int t1,
-                             size_t at, const int nr, const int nc, const kind in)
+                             size_t col, const int nr, const int nc, const kind in)
 {
     const size_t elem = in_bytes(in), ldv = s->ldv * elem;
     vf a[VEC_ROWS][VEC_COLS];
@@ -149,15 +156,16 @@ VEC_INLINE void values_block(const step *s, const float *p, float *acc, size_t d
     }
     for (int t = t0; t <= t1;) {
         int end = t / s->run * s->run + s->run - 1;
-        const char *v = s->v[t / LR_ATTN_TILE] + t % LR_ATTN_TILE * ldv + at;
-        const uint16_t *vs = in == IN_Q8 ? s->vs[t / LR_ATTN_TILE] + t % LR_ATTN_TILE * s->lds : NULL;
+        const char *v = s->v[t / LR_ATTN_TILE] + t % LR_ATTN_TILE * ldv;
+        const uint16_t *vs = in >= IN_Q8 ? s->vs[t / LR_ATTN_TILE] + t % LR_ATTN_TILE * s->lds : NULL;
         if (end > t1) end = t1;
-        for (; t <= end; t++, v += ldv, vs += in == IN_Q8 ? s->lds : 0) {
+        for (; t <= end; t++, v += ldv, vs += in >= IN_Q8 ? s->lds : 0) {
             vf b[VEC_COLS];
             UNROLL for (int c = 0; c < nc; c++)
             {
-                vf scale = vf_set1(in == IN_Q8 ? vec_f16(vs[(at + c * VW) / LR_KV_GROUP]) : 0);
-                b[c] = in_load(in, v + c * VW * elem, scale);
+                size_t d = col + c * VW;
+                vf scale = vf_set1(in >= IN_Q8 ? vec_f16(vs[d / LR_KV_GROUP]) : 0);
+                b[c] = in_load(in, v + in_place(in, d) * elem, d, scale);
             }
             UNROLL for (int r = 0; r < nr; r++)
             {
@@ -173,20 +181,20 @@ VEC_INLINE void values_block(const step *s, const float *p, float *acc, size_t d
 VEC_INLINE void values_rows(const step *s, const float *p, float *acc, size_t dp, const float *keep, int t0, int t1,
                             int n, const int nr, const kind in)
 {
-    const size_t elem = in_bytes(in);
     int col = 0;
     for (; col + VEC_COLS * VW <= n; col += VEC_COLS * VW) {
-        values_block(s, p, acc + col, dp, keep, t0, t1, col * elem, nr, VEC_COLS, in);
+        values_block(s, p, acc + col, dp, keep, t0, t1, col, nr, VEC_COLS, in);
     }
     if (VEC_COLS > 2 && col + 2 * VW <= n) {
-        values_block(s, p, acc + col, dp, keep, t0, t1, col * elem, nr, 2, in);
+        values_block(s, p, acc + col, dp, keep, t0, t1, col, nr, 2, in);
         col += 2 * VW;
     }
-    for (; col + VW <= n; col += VW) values_block(s, p, acc + col, dp, keep, t0, t1, col * elem, nr, 1, in);
+    for (; col + VW <= n; col += VW) values_block(s, p, acc + col, dp, keep, t0, t1, col, nr, 1, in);
 }
 
 #define EACH_ROWS(X, in) X(1, in) X(2, in) X(3, in) X(4, in) X(5, in) X(6, in)
-#define EACH_BLOCK(X)    EACH_ROWS(X, IN_F32) EACH_ROWS(X, IN_F16) EACH_ROWS(X, IN_BF16) EACH_ROWS(X, IN_Q8)
+#define EACH_BLOCK(X)                                                                                                  \
+    EACH_ROWS(X, IN_F32) EACH_ROWS(X, IN_F16) EACH_ROWS(X, IN_BF16) EACH_ROWS(X, IN_Q8) EACH_ROWS(X, IN_Q4)
 
 /* Pairs are cut into register blocks of even shares: the next block's size when `left` are left. */
 static int block_rows(int left)
@@ -295,16 +303,16 @@ static void softmax(const work *w, state *st, int i0, int i1, int a, int b)
 /* The panel of aligned tile i as it lies in the KV store -> kt, dimensions of keys; vt, columns of values. */
 VEC_INLINE void convert_keys(const work *w, const step *s, int i, int n, const kind in)
 {
-    const char *k = s->k[i];
     float *to = w->kt + i * LR_ATTN_TILE;
     vf scale[LR_ATTN_TILE / VW];
     for (int c = 0; c < LR_ATTN_TILE / VW; c++) scale[c] = vf_set1(0);
-    for (int d = 0; d < n; d++, to += LR_ATTN_STEP, k += s->ldk * in_bytes(in)) {
+    for (size_t d = 0; d < (size_t)n; d++, to += LR_ATTN_STEP) {
+        const char *k = s->k[i] + in_place(in, d) * s->ldk * in_bytes(in);
         UNROLL for (int c = 0; c < LR_ATTN_TILE / VW; c++)
         {
-            if (in == IN_Q8 && d % LR_KV_GROUP == 0)
+            if (in >= IN_Q8 && d % LR_KV_GROUP == 0)
                 scale[c] = vf_load_f16(s->ks[i] + d / LR_KV_GROUP * s->lds + c * VW);
-            vf_store(to + c * VW, in_load(in, k + c * VW * in_bytes(in), scale[c]));
+            vf_store(to + c * VW, in_load(in, k + c * VW * in_bytes(in), d, scale[c]));
         }
     }
 }
@@ -314,9 +322,9 @@ VEC_INLINE void convert_values(const work *w, const step *s, int i, int n, const
     const char *v = s->v[i];
     float *to = w->vt + (size_t)i * LR_ATTN_TILE * PANEL;
     for (int j = 0; j < LR_ATTN_TILE; j++, to += PANEL, v += s->ldv * in_bytes(in)) {
-        for (int d = 0; d < n; d += VW) {
-            vf scale = vf_set1(in == IN_Q8 ? vec_f16(s->vs[i][j * s->lds + d / LR_KV_GROUP]) : 0);
-            vf_store(to + d, in_load(in, v + d * in_bytes(in), scale));
+        for (size_t d = 0; d < (size_t)n; d += VW) {
+            vf scale = vf_set1(in >= IN_Q8 ? vec_f16(s->vs[i][j * s->lds + d / LR_KV_GROUP]) : 0);
+            vf_store(to + d, in_load(in, v + in_place(in, d) * in_bytes(in), d, scale));
         }
     }
 }
@@ -330,13 +338,17 @@ static void convert(const work *w, const step *s, int i, int n, bool keys)
     case IN_BF16:
         keys ? convert_keys(w, s, i, n, IN_BF16) : convert_values(w, s, i, n, IN_BF16);
         break;
-    default:
+    case IN_Q8:
         keys ? convert_keys(w, s, i, n, IN_Q8) : convert_values(w, s, i, n, IN_Q8);
+        break;
+    default:
+        keys ? convert_keys(w, s, i, n, IN_Q4) : convert_values(w, s, i, n, IN_Q4);
         break;
     }
 }
 
-static float get(const lr_attn_task *t, const char *part, size_t at, size_t scale_at)
+/* The value of dimension d at place `at` of the part. */
+static float get(const lr_attn_task *t, const char *part, size_t d, size_t at, size_t scale_at)
 {
     switch (t->kv_type) {
     case LR_F32:
@@ -346,8 +358,10 @@ static float get(const lr_attn_task *t, const char *part, size_t at, size_t scal
     case LR_BF16:
         return lr_bf16_to_f32(((const uint16_t *)part)[at]);
     default: {
-        const char *s = part + lr_kv_scales_at(t->n_kv_heads, t->head_dim, t->block_size);
-        return (float)((const int8_t *)part)[at] * vec_f16(((const uint16_t *)s)[scale_at]);
+        const char *s = part + lr_kv_scales_at(t->kv_type, t->n_kv_heads, t->head_dim, t->block_size);
+        int q = ((const int8_t *)part)[at];
+        if (t->kv_type == LR_Q4_0) q = (((d % LR_KV_GROUP < LR_KV_GROUP / 2 ? q : q >> 4) & 15) ^ 8) - 8;
+        return (float)q * vec_f16(((const uint16_t *)s)[scale_at]);
     }
     }
 }
@@ -362,7 +376,8 @@ static void gather_keys(const lr_attn_task *t, const work *w, const step *s, siz
         const char *b = lr_attn_block(t, t->k, s->base + j, &slot);
         for (size_t d = d0; d < d1; d++) {
             size_t scale_at = (h * groups + d / LR_KV_GROUP) * bs + slot;
-            w->kt[(d - d0) * LR_ATTN_STEP + j] = get(t, b, (h * dim + d) * bs + slot, scale_at);
+            size_t at = lr_kv_place(t->kv_type, h * dim + d) * bs + slot;
+            w->kt[(d - d0) * LR_ATTN_STEP + j] = get(t, b, d, at, scale_at);
         }
     }
 }
@@ -375,8 +390,8 @@ static void gather_values(const lr_attn_task *t, const work *w, const step *s, s
         int slot;
         const char *b = lr_attn_block(t, t->v, s->base + j, &slot);
         for (size_t d = d0; d < d1; d++) {
-            size_t pos = h * bs + slot;
-            w->vt[j * PANEL + d - d0] = d < dim ? get(t, b, pos * dim + d, pos * groups + d / LR_KV_GROUP) : 0;
+            size_t pos = h * bs + slot, at = lr_kv_place(t->kv_type, pos * dim + d);
+            w->vt[j * PANEL + d - d0] = d < dim ? get(t, b, d, at, pos * groups + d / LR_KV_GROUP) : 0;
         }
     }
 }
@@ -385,17 +400,22 @@ static bool tile_seen(const step *s, int i) { return i >= s->lo / LR_ATTN_TILE &
 
 static kind kind_of(int type)
 {
-    return type == LR_F32 ? IN_F32 : type == LR_F16 ? IN_F16 : type == LR_BF16 ? IN_BF16 : IN_Q8;
+    return type == LR_F32    ? IN_F32
+           : type == LR_F16  ? IN_F16
+           : type == LR_BF16 ? IN_BF16
+           : type == LR_Q8_0 ? IN_Q8
+                             : IN_Q4;
 }
 
 static void open_keys(const lr_attn_task *t, const work *w, step *s, int d0, int d1)
 {
     size_t elem = lr_kv_elem(t->kv_type), bs = (size_t)t->block_size, dim = (size_t)w->dim, h = (size_t)t->kv_head;
-    size_t scales = lr_kv_scales_at(t->n_kv_heads, w->dim, t->block_size), groups = (size_t)lr_kv_groups(w->dim);
+    size_t scales = lr_kv_scales_at(t->kv_type, t->n_kv_heads, w->dim, t->block_size),
+           groups = (size_t)lr_kv_groups(w->dim);
     s->in = s->aligned ? kind_of(t->kv_type) : IN_F32;
     s->ldk = s->lds = bs;
     for (int i = 0; s->aligned && i < TILES; i++) {
-        s->k[i] = s->kb[i] + ((h * dim + d0) * bs + s->slot[i]) * elem;
+        s->k[i] = s->kb[i] + (lr_kv_place(t->kv_type, h * dim + d0) * bs + s->slot[i]) * elem;
         s->ks[i] = (const uint16_t *)(s->kb[i] + scales) + (h * groups + d0 / LR_KV_GROUP) * bs + s->slot[i];
         if (!s->direct && tile_seen(s, i)) convert(w, s, i, d1 - d0, true);
     }
@@ -409,13 +429,14 @@ static void open_keys(const lr_attn_task *t, const work *w, step *s, int d0, int
 static void open_values(const lr_attn_task *t, const work *w, step *s, int d0, int d1)
 {
     size_t elem = lr_kv_elem(t->kv_type), bs = (size_t)t->block_size, dim = (size_t)w->dim, h = (size_t)t->kv_head;
-    size_t scales = lr_kv_scales_at(t->n_kv_heads, w->dim, t->block_size), groups = (size_t)lr_kv_groups(w->dim);
+    size_t scales = lr_kv_scales_at(t->kv_type, t->n_kv_heads, w->dim, t->block_size),
+           groups = (size_t)lr_kv_groups(w->dim);
     s->in = s->aligned ? kind_of(t->kv_type) : IN_F32;
-    s->ldv = dim;
+    s->ldv = lr_kv_place(t->kv_type, dim);
     s->lds = groups;
     s->run = LR_ATTN_TILE;
     for (int i = 0; s->aligned && i < TILES; i++) {
-        s->v[i] = s->vb[i] + ((h * bs + s->slot[i]) * dim + d0) * elem;
+        s->v[i] = s->vb[i] + lr_kv_place(t->kv_type, (h * bs + s->slot[i]) * dim + d0) * elem;
         s->vs[i] = (const uint16_t *)(s->vb[i] + scales) + (h * bs + s->slot[i]) * groups + d0 / LR_KV_GROUP;
         if (!s->direct && tile_seen(s, i)) convert(w, s, i, d1 - d0, false);
     }

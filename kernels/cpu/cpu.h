@@ -76,9 +76,11 @@ typedef struct lr_attn_task {
 /* Layout of a layer's part of a block (T = block_size slots, D = head_dim), element type kv_type (F32, F16, BF16):
  *   k: (n_kv_heads, D, T)   transposed, so that a register holds one dimension of 16 keys
  *   v: (n_kv_heads, T, D)
- * Q8_0: int8 values in the same order, then float16 scales, one per 32 dimensions of a slot (the last group may be short;
- * G = ceil(D/32)): k (n_kv_heads, G, T), v (n_kv_heads, T, G), each after its own int8 part. lr_cpu_kv_bytes() gives the
- * size of a k or v part.
+ * Q8_0, Q4_0: after the values of the part lie float16 scales, one per 32 dimensions of a slot (the last group may be short
+ * in Q8_0; G = ceil(D/32)): k (n_kv_heads, G, T), v (n_kv_heads, T, G). Values are int8 in the same order; in Q4_0, dimensions
+ * j and j+16 of a group share the byte where int8's j would be, 16 bytes a group, as two's complement, j in the low half.
+ * Both keep keys and values in a turned basis (attn_int.h), so that large channels do not take the scale of the others; the
+ * attention turns queries in and outputs back. lr_cpu_kv_bytes() gives the size of a k or v part.
  * A row's result has one definition, whatever the tile, the block size and the threads: positions are cut into chunks of
  * LR_ATTN_CHUNK and those into steps of LR_ATTN_STEP, both at absolute multiples; online softmax runs over the steps of a
  * chunk in ascending order from a fresh state, and the chunks are combined in ascending order. */
@@ -115,8 +117,10 @@ typedef struct lr_cpu_kernels {
     void (*rope)(float *x, int n_heads, int head_dim, int n_rot, bool interleaved, const float *cs);
 
     /* ---- attention (attn_*.c) ---- */
-    /* Writes one row's keys and values (n_kv_heads * head_dim each) to slot `slot` of a block's parts k and v. */
-    void (*kv_put)(const float *key, const float *val, int n_kv_heads, int head_dim, int type, int block_size, int slot, char *k, char *v);
+    /* Writes one row's keys and values (n_kv_heads * head_dim each) to slot `slot` of a block's parts k and v. Q4_0 takes
+     * head_dim in multiples of 32. center (n_kv_heads * head_dim, or NULL) is taken off the keys of Q8_0 and Q4_0: as it is
+     * the same for all positions, it shifts all scores of a row alike, which the softmax does not see. */
+    void (*kv_put)(const float *key, const float *val, const float *center, int n_kv_heads, int head_dim, int type, int block_size, int slot, char *k, char *v);
     /* scratch: lr_cpu_attn_scratch() bytes, 64-byte aligned, one a thread. A row that sees nothing (a negative position)
      * gives zeros. Slots that no row of the task sees are never read, so their table entries may be anything. */
     void (*attn)(const lr_attn_task *t, void *scratch);

@@ -4,8 +4,8 @@
 
 size_t lr_cpu_kv_bytes(int type, int n_kv_heads, int head_dim, int block_size)
 {
-    size_t n = (size_t)n_kv_heads * head_dim * block_size * lr_kv_elem(type);
-    if (type == LR_Q8_0) n += (size_t)n_kv_heads * lr_kv_groups(head_dim) * block_size * 2;
+    size_t n = lr_kv_scales_at(type, n_kv_heads, head_dim, block_size);
+    if (lr_kv_turned(type)) n += (size_t)n_kv_heads * lr_kv_groups(head_dim) * block_size * 2;
     return n;
 }
 

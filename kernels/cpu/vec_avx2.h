@@ -3,6 +3,7 @@
 #ifndef LR_KERNELS_CPU_VEC_AVX2_H
 #define LR_KERNELS_CPU_VEC_AVX2_H
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define VW          8
@@ -86,6 +87,11 @@ VEC_INLINE vf vf_load_bf16(const uint16_t *p)
 VEC_INLINE vf vf_load_i8(const int8_t *p)
 {
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p)));
+}
+VEC_INLINE vf vf_load_i4(const int8_t *p, bool low)
+{
+    __m256i x = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p));
+    return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_sll_epi32(x, _mm_cvtsi32_si128(low ? 28 : 24)), 28));
 }
 VEC_INLINE float vec_f16(uint16_t h) { return _cvtsh_ss(h); }
 

@@ -7,6 +7,7 @@
 #ifndef LR_KERNELS_CPU_VEC_AVX512_H
 #define LR_KERNELS_CPU_VEC_AVX512_H
 #include <immintrin.h>
+#include <stdbool.h>
 #include <stdint.h>
 
 #define VW          16 /* lanes */
@@ -69,6 +70,12 @@ VEC_INLINE vf vf_load_bf16(const uint16_t *p)
 VEC_INLINE vf vf_load_i8(const int8_t *p)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p)));
+}
+/* Of VW bytes the low or the high halves, signed. */
+VEC_INLINE vf vf_load_i4(const int8_t *p, bool low)
+{
+    __m512i x = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p));
+    return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_sll_epi32(x, _mm_cvtsi32_si128(low ? 28 : 24)), 28));
 }
 VEC_INLINE float vec_f16(uint16_t h) { return _cvtsh_ss(h); }
 

@@ -30,7 +30,7 @@ local function engine_config(call, o, default_kv_type)
     options.check(call .. ": kv", kv, kv_options, 3)
     local types = require("llmrun.plan").kv_value_bytes
     if kv.type and not types[kv.type] then
-        errors.raise(call, ("kv.type: f32, f16, bf16 or q8_0 expected, got '%s'"):format(kv.type))
+        errors.raise(call, ("kv.type: f32, f16, bf16, q8_0 or q4_0 expected, got '%s'"):format(kv.type))
     end
     local blocks = kv.blocks
     if type(blocks) == "string" then

@@ -43,7 +43,7 @@ local function run_script(file, hp, script)
 end
 
 --- Bytes of one value in KV of a type.
-M.kv_value_bytes = { f32 = 4, f16 = 2, bf16 = 2, q8_0 = 34 / 32 }
+M.kv_value_bytes = { f32 = 4, f16 = 2, bf16 = 2, q8_0 = 34 / 32, q4_0 = 18 / 32 }
 
 --- KV layers { kv_heads, head_dim, window } of an open GGUF file, and its hyperparameters; nil, text.
 ---@param file any
@@ -61,11 +61,11 @@ function M.layers(file, n_tokens, script)
     return kv, hp
 end
 
---- Bytes of KV for so many sequences of ctx tokens, in whole blocks.
+--- Bytes of KV for so many sequences of ctx tokens, in whole blocks. q8_0 and q4_0 leave the first layer at f16.
 function M.kv_bytes(layers, ctx, batch, kv_type, block_size)
-    local value = M.kv_value_bytes[kv_type]
     local total = 0
-    for _, l in ipairs(layers) do
+    for i, l in ipairs(layers) do
+        local value = M.kv_value_bytes[i == 1 and kv_type:find("^q") and "f16" or kv_type]
         -- a window's layers let go of blocks that they can no longer see
         local tokens = l.window > 0 and math.min(ctx, l.window + 2 * block_size) or ctx
         local blocks = (tokens + block_size - 1) // block_size

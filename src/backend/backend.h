@@ -104,10 +104,14 @@ typedef struct lr_kv_layer {
 typedef struct lr_kv_spec {
     int n_layers;
     const lr_kv_layer *layers;
-    int type;                   /* LR_F32, LR_F16, LR_BF16, LR_Q8_0 */
+    int type;                   /* LR_F32, LR_F16, LR_BF16, LR_Q8_0, LR_Q4_0; see lr_kv_layer_type */
     int block_size;             /* token slots a block, 1..256 */
     int n_blocks[LR_KV_GROUPS]; /* 0 = the group is not in use */
 } lr_kv_spec;
+
+/* The type that a layer's keys and values have in a store of `type`. Q8_0 and Q4_0 leave the first layer at F16: its keys
+ * stand for single tokens, not yet mixed, and small errors in them cost more than those of all other layers together. */
+int lr_kv_layer_type(int type, int layer);
 
 /* One sequence's share of a batch: rows row .. row+n-1 are its tokens at positions pos .. pos+n-1. Their KV slots are
  * in blocks table[g][p / block_size], all positions before pos hold valid KV. */

@@ -116,6 +116,7 @@ static void cpu_kv_free(lr_backend *b, lr_kv_store *kv)
     lr_free(kv->layers);
     lr_free(kv->offset);
     lr_free(kv->part);
+    lr_free(kv->types);
     lr_free(kv);
 }
 
@@ -138,8 +139,8 @@ static int cpu_kv_new(lr_backend *b, const lr_kv_spec *s, lr_kv_store **out, lr_
 {
     if (s->block_size < 1 || s->block_size > 256)
         return lr_fail(err, LR_EINVAL, "KV block size %d is not in 1..256", s->block_size);
-    if (s->type != LR_F32 && s->type != LR_F16 && s->type != LR_BF16 && s->type != LR_Q8_0)
-        return lr_fail(err, LR_EUNSUPPORTED, "KV type %s is not one of f32, f16, bf16, q8_0",
+    if (s->type != LR_F32 && s->type != LR_F16 && s->type != LR_BF16 && s->type != LR_Q8_0 && s->type != LR_Q4_0)
+        return lr_fail(err, LR_EUNSUPPORTED, "KV type %s is not one of f32, f16, bf16, q8_0, q4_0",
                        lr_dtype_name(s->type) ? lr_dtype_name(s->type) : "?");
     lr_kv_store *kv = lr_calloc(1, sizeof *kv);
     if (!kv) return lr_fail(err, LR_ENOMEM, "no memory for the KV store");
@@ -148,16 +149,19 @@ static int cpu_kv_new(lr_backend *b, const lr_kv_spec *s, lr_kv_store **out, lr_
     kv->layers = lr_calloc(n, sizeof *kv->layers);
     kv->offset = lr_calloc(n, sizeof *kv->offset);
     kv->part = lr_calloc(n, sizeof *kv->part);
-    if (!kv->layers || !kv->offset || !kv->part) rc = lr_fail(err, LR_ENOMEM, "no memory for the KV store");
+    kv->types = lr_calloc(n, sizeof *kv->types);
+    if (!kv->layers || !kv->offset || !kv->part || !kv->types)
+        rc = lr_fail(err, LR_ENOMEM, "no memory for the KV store");
     kv->n_layers = s->n_layers;
-    kv->type = s->type;
     kv->block_size = s->block_size;
     for (int i = 0; i < s->n_layers && !rc; i++) {
         const lr_kv_layer *l = &s->layers[i];
-        if (s->type == LR_Q8_0 && l->head_dim % 32)
-            rc = lr_fail(err, LR_EUNSUPPORTED, "KV type Q8_0 needs heads of a multiple of 32, not %d", l->head_dim);
+        if ((s->type == LR_Q8_0 || s->type == LR_Q4_0) && l->head_dim % 32)
+            rc = lr_fail(err, LR_EUNSUPPORTED, "KV type %s needs heads of a multiple of 32, not %d",
+                         lr_dtype_name(s->type), l->head_dim);
         kv->layers[i] = *l;
-        kv->part[i] = (lr_cpu_kv_bytes(s->type, l->n_kv_heads, l->head_dim, s->block_size) + 63) & ~(size_t)63;
+        kv->types[i] = lr_kv_layer_type(s->type, i);
+        kv->part[i] = (lr_cpu_kv_bytes(kv->types[i], l->n_kv_heads, l->head_dim, s->block_size) + 63) & ~(size_t)63;
         kv->offset[i] = kv->block_bytes[l->group];
         kv->block_bytes[l->group] += 2 * kv->part[i];
     }

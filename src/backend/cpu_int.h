@@ -37,7 +37,8 @@ struct lr_kv_store {
     lr_kv_layer *layers;
     size_t *offset; /* (n_layers) of a layer's K part in a block; V follows at offset + part */
     size_t *part;   /* (n_layers) bytes of a K part */
-    int n_layers, type, block_size;
+    int *types;     /* (n_layers) lr_kv_layer_type */
+    int n_layers, block_size;
     int n_blocks[LR_KV_GROUPS];
     size_t block_bytes[LR_KV_GROUPS];
     char *base[LR_KV_GROUPS]; /* mmap'ed lazily: untouched blocks take no memory */
@@ -56,6 +57,7 @@ typedef struct plan_op {
     int layer, n_heads, n_kv_heads, head_dim, window;
     float softcap;
     const float *sinks; /* owned by the plan */
+    float *center;      /* KV: owned; what is taken off the keys (kv_put), or NULL */
     int quant;          /* ATTN, GLU: quantized value that it fills as well, -1 = none */
     int stage;
 } plan_op;
@@ -129,6 +131,8 @@ enum { ATTN_PARTS = 1 << 18 };
 
 int lr_cpu_compile(lr_backend *, const lr_program *, const lr_kv_store *, int max_rows, int max_out, lr_plan **out,
                    lr_error *err);
+/* Sets the centers of the plan's KV operations. */
+int lr_cpu_centers(lr_plan *, lr_error *err);
 void lr_cpu_plan_free(lr_backend *, lr_plan *);
 int lr_cpu_run(lr_backend *, lr_plan *, lr_kv_store *, const lr_batch *, lr_error *err);
 

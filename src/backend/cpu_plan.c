@@ -439,6 +439,7 @@ int lr_cpu_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *kv
     builder b = {.p = p, .prog = prog};
     int rc = alloc_plan(&b, err);
     for (int i = 0; i < prog->n_ops && !rc; i++) rc = convert(&b, &prog->ops[i], err);
+    if (!rc) rc = lr_cpu_centers(p, err);
     for (int i = 0; i < p->n_ops && !rc; i++)
         for (int j = 0; j < 2; j++)
             if (p->ops[i].in[j] >= 0) b.uses[p->ops[i].in[j]]++;
@@ -474,6 +475,7 @@ void lr_cpu_plan_free(lr_backend *be, lr_plan *p)
         lr_free_aligned(p->ropes[i].cs);
     }
     for (int i = 0; i < p->n_sinks; i++) lr_free(p->sinks[i]);
+    for (int i = 0; i < p->n_ops; i++) lr_free(p->ops[i].center);
     lr_free(p->ropes);
     lr_free(p->sinks);
     lr_free(p->values);

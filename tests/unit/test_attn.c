@@ -25,7 +25,8 @@ static float rnd(void) /* -1 .. 1 */
 /* A sequence of n positions: its rows in float, and paged in blocks that lie in a scrambled order. */
 typedef struct seq {
     int n, heads, dim, bs, type, blocks;
-    float *key, *val; /* (n, heads, dim) */
+    float *key, *val;    /* (n, heads, dim) */
+    const float *center; /* (heads, dim) or NULL */
     char *k, *v;
     size_t stride;
     int32_t *table;
@@ -46,7 +47,7 @@ static void seq_page(seq *s, const lr_cpu_kernels *kern, int type, int bs)
     for (int i = 0; i < s->blocks; i++) s->table[i] = (i & 1) ? s->blocks - 1 - i / 2 : i / 2;
     for (int p = 0; p < s->n; p++) {
         size_t at = (size_t)p * s->heads * s->dim, b = (size_t)s->table[p / bs] * s->stride;
-        kern->kv_put(s->key + at, s->val + at, s->heads, s->dim, type, bs, p % bs, s->k + b, s->v + b);
+        kern->kv_put(s->key + at, s->val + at, s->center, s->heads, s->dim, type, bs, p % bs, s->k + b, s->v + b);
     }
 }
 
@@ -164,18 +165,20 @@ static void hadamard_float(float *x, int dim)
     for (int i = 0; i < dim; i++) x[i] *= 1 / sqrtf((float)block);
 }
 
-static void round_q8(const float *x, int n, double *out)
+/* One group as the store holds it. */
+static void round_group(const float *x, int n, int type, double *out)
 {
-    float top = 0;
-    for (int d = 0; d < n; d++) top = fmaxf(top, fabsf(x[d]));
-    float f = lr_f16_to_f32(lr_f32_to_f16(top / 127));
-    for (int d = 0; d < n; d++) out[d] = f * fmaxf(-127, fminf(127, rintf(x[d] / f)));
+    int big = 0, low = type == LR_Q8_0 ? -127 : -8, high = type == LR_Q8_0 ? 127 : 7;
+    for (int d = 1; d < n; d++)
+        if (fabsf(x[d]) > fabsf(x[big]) || (x[d] > 0 && x[d] == -x[big])) big = d;
+    float f = lr_f16_to_f32(lr_f32_to_f16(type == LR_Q8_0 ? fabsf(x[big]) / 127 : x[big] / -8));
+    for (int d = 0; d < n; d++) out[d] = f * fmaxf(low, fminf(high, rintf(x[d] / f)));
 }
 
 /* What the store holds of a row of a head. */
 static void round_row(const float *x, int dim, int type, double *out)
 {
-    if (type != LR_Q8_0) {
+    if (!lr_kv_turned(type)) {
         for (int d = 0; d < dim; d++) {
             out[d] = type == LR_F32   ? x[d]
                      : type == LR_F16 ? lr_f16_to_f32(lr_f32_to_f16(x[d]))
@@ -187,7 +190,7 @@ static void round_row(const float *x, int dim, int type, double *out)
     double stored[256];
     memcpy(t, x, (size_t)dim * sizeof(float));
     hadamard_float(t, dim);
-    for (int g = 0; g < dim; g += 32) round_q8(t + g, dim - g < 32 ? dim - g : 32, stored + g);
+    for (int g = 0; g < dim; g += 32) round_group(t + g, dim - g < 32 ? dim - g : 32, type, stored + g);
     hadamard_row(stored, dim, out);
 }
 
@@ -256,9 +259,17 @@ static void check_case(seq *s, const query *c, int type, int bs)
     free(want);
 }
 
-static const int types[] = {LR_F32, LR_F16, LR_BF16, LR_Q8_0};
+enum { TYPES = 5 };
+static const int types[TYPES] = {LR_F32, LR_F16, LR_BF16, LR_Q8_0, LR_Q4_0};
 static const int dims[] = {32, 64, 80, 96, 128, 256, 40, 24};
 static const int sizes[] = {16, 32, 1, 2, 3, 7, 48, 256};
+
+/* Q4_0 takes whole groups only. */
+static int type_at(int i, int dim)
+{
+    int type = types[i % TYPES];
+    return type == LR_Q4_0 && dim % 32 ? LR_Q8_0 : type;
+}
 
 static void test_shapes(void **state)
 {
@@ -267,7 +278,7 @@ static void test_shapes(void **state)
             seq s = seq_new(90, 1 + (d + g) % 3, dims[d]);
             query c = {.rows = 1 + (g * 5 + d) % 16, .group = g};
             c.pos = (g * 13 + d * 7) % (s.n - c.rows);
-            check_case(&s, &c, types[(d + g) % 4], sizes[(d * 3 + g) % 8]);
+            check_case(&s, &c, type_at(d + g, dims[d]), sizes[(d * 3 + g) % 8]);
             seq_free(&s);
         }
     }
@@ -282,7 +293,7 @@ static void test_positions(void **state)
     seq s = seq_new(200, 1, 32);
     for (int p = 0; p < 200; p++) {
         query c = {.rows = 1, .group = 2, .pos = p};
-        check_case(&s, &c, types[p % 4], sizes[p / 4 % 8]);
+        check_case(&s, &c, types[p % TYPES], sizes[p / 4 % 8]);
     }
     seq_free(&s);
 }
@@ -293,7 +304,7 @@ static void test_chunk_limits(void **state)
     seq s = seq_new(2070, 1, 32);
     for (int i = 0; i < 8; i++) {
         query c = {.rows = 1 + i * 2, .group = 1, .pos = at[i], .window = i == 5 ? 1010 : 0};
-        check_case(&s, &c, types[i % 4], i % 2 ? 16 : 48);
+        check_case(&s, &c, types[i % TYPES], i % 2 ? 16 : 48);
     }
     seq_free(&s);
 }
@@ -306,10 +317,10 @@ static void test_windows(void **state)
         int w = windows[i];
         for (int e = -1; e <= 1; e++) { /* the last row's position: W-1, W, W+1, and farther */
             query c = {.rows = 1, .group = 2, .pos = w + e, .window = w};
-            if (c.pos >= 0) check_case(&s, &c, types[i % 4], sizes[(i + e + 1) % 8]);
+            if (c.pos >= 0) check_case(&s, &c, types[i % TYPES], sizes[(i + e + 1) % 8]);
         }
         query c = {.rows = 16, .group = 3, .pos = 200 - i * 3, .window = w};
-        check_case(&s, &c, types[i % 4], sizes[i % 8]);
+        check_case(&s, &c, types[i % TYPES], sizes[i % 8]);
     }
     seq_free(&s);
 }
@@ -321,7 +332,7 @@ static void test_softcap_sinks(void **state)
     for (int i = 0; i < 8; i++) {
         query c = {
             .rows = 7, .group = 4, .pos = 10 + i * 17, .softcap = i % 2 ? 2.0f : 0, .sinks = i % 3 ? sinks : NULL};
-        check_case(&s, &c, types[i % 4], 16);
+        check_case(&s, &c, types[i % TYPES], 16);
     }
     seq_free(&s);
 }
@@ -345,21 +356,30 @@ static double loss(seq *s, const query *c, const float *q, const lr_cpu_kernels 
 }
 
 /* Channels that are far larger than the others, in every key (a bias of the projection makes such): 8 bits must still
- * tell the others apart. */
+ * tell the others apart; 4 bits, and 8 bits to a finer degree, if they are told how large. */
 static void test_outlier_channels(void **state)
 {
     for (int d = 0; d < 4; d++) {
         int dim = dims[(int[]){0, 1, 4, 5}[d]];
+        float center[256] = {0};
         seq s = seq_new(200, 1, dim);
-        for (int p = 0; p < s.n; p++) {
-            float *key = s.key + p * dim;
-            key[3] = 150 + key[3], key[dim / 2 + 5] = -90 + key[dim / 2 + 5];
-        }
+        center[3] = 150, center[dim / 2 + 5] = -90;
+        for (int p = 0; p < s.n; p++)
+            for (int j = 0; j < dim; j++) s.key[p * dim + j] += center[j];
         query c = {.rows = 16, .group = 2, .pos = 184};
         float *q = queries(&s, &c);
         for (int i = 0; i < n_tables; i++) {
-            double e = loss(&s, &c, q, &tables[i], LR_Q8_0);
-            if (!(e <= 0.02)) fail_msg("%s: dim %d: normalised error %g", tables[i].name, dim, e);
+            static const struct {
+                int type;
+                bool told;
+                double most;
+            } cases[] = {{LR_Q8_0, false, 0.02}, {LR_Q8_0, true, 1e-4}, {LR_Q4_0, true, 0.03}};
+            for (int k = 0; k < 3; k++) {
+                s.center = cases[k].told ? center : NULL;
+                double e = loss(&s, &c, q, &tables[i], cases[k].type);
+                if (!(e <= cases[k].most))
+                    fail_msg("%s: dim %d: case %d: normalised error %g", tables[i].name, dim, k, e);
+            }
         }
         free(q);
         seq_free(&s);
@@ -408,11 +428,11 @@ static void test_same_bits(void **state)
     float sinks[16];
     for (int i = 0; i < 16; i++) sinks[i] = rnd() * 3;
     seq s = seq_new(160, 2, 64), w = seq_new(120, 1, 80), l = seq_new(1100, 1, 32);
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < TYPES; i++) {
         query a = {.rows = 33, .group = 3, .pos = 120, .softcap = i == 1 ? 5 : 0, .sinks = i == 2 ? sinks : NULL};
         check_same(&s, &a, types[i]);
         query b = {.rows = 40, .group = 7, .pos = 70, .window = 20 + i * 7};
-        check_same(&w, &b, types[i]);
+        check_same(&w, &b, type_at(i, w.dim));
         query c = {.rows = 37, .group = 1, .pos = 1003, .window = i % 2 ? 1000 : 0};
         check_same(&l, &c, types[i]);
     }
@@ -522,8 +542,9 @@ static void test_unseen_is_untouched(void **state)
 static void test_kv_put_bytes(void **state)
 {
     static const float odd[] = {0, -0.0f, 1e30f, -1e30f, 65504, 65520, 1e-9f, 6e-8f, -3e-5f, 0.33333f, 127, -127.5f};
-    for (int t = 0; t < 4; t++) {
+    for (int t = 0; t < TYPES; t++) {
         for (int d = 0; d < 8; d++) {
+            if (types[t] != type_at(t, dims[d])) continue;
             seq s = seq_new(23, 2, dims[d]);
             for (int j = 0; j < 12; j++) s.key[j * 3] = odd[j], s.val[j * 3 + 1] = odd[j];
             for (int b = 0; b < 8; b++) {
@@ -563,11 +584,11 @@ int main(void)
         if (has[i]) tables[n_tables++] = all[i];
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kv_put_bytes),   cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_positions),      cmocka_unit_test(test_chunk_limits),
-        cmocka_unit_test(test_windows),        cmocka_unit_test(test_softcap_sinks),
-        cmocka_unit_test(test_same_bits),      cmocka_unit_test(test_nothing_to_see),
-        cmocka_unit_test(test_extreme_scores), cmocka_unit_test(test_unseen_is_untouched),
+        cmocka_unit_test(test_kv_put_bytes),     cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_positions),        cmocka_unit_test(test_chunk_limits),
+        cmocka_unit_test(test_windows),          cmocka_unit_test(test_softcap_sinks),
+        cmocka_unit_test(test_same_bits),        cmocka_unit_test(test_nothing_to_see),
+        cmocka_unit_test(test_extreme_scores),   cmocka_unit_test(test_unseen_is_untouched),
         cmocka_unit_test(test_outlier_channels),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

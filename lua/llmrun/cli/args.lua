@@ -17,7 +17,7 @@ M.model_flags = {
         help = "longest sequence in tokens (default: what the model allows)" },
     { "compute", arg = "MODE", choices = { "fast", "int8", "bf16", "f32" },
       help = "int8, bf16: form of activations; f32: the exact, slow reference path" },
-    { "kv-type", arg = "TYPE", choices = { "f32", "f16", "bf16", "q8_0" }, help = "number format of the KV cache" },
+    { "kv-type", arg = "TYPE", choices = { "f32", "f16", "bf16", "q8_0", "q4_0" }, help = "number format of the KV cache" },
     { "block-size", arg = "N", type = "integer", help = "tokens in a KV block, 1 to 256 (default 16)" },
     { "device", arg = "NAME", help = "cpu or cuda:N (default: the best there is)" },
     { "policy", arg = "NAME|FILE", help = "scheduling policy, a name (fair) or a file (default: by arrival)" },

@@ -21,7 +21,7 @@ local M = {
         { "ctx", short = "c", arg = "N", type = "integer",
             help = "tokens of a sequence (default: what the model allows)" },
         { "batch", short = "b", arg = "N", type = "integer", default = 1, help = "sequences at once" },
-        { "kv-type", arg = "TYPE", default = "f16", choices = { "f32", "f16", "bf16", "q8_0" }, help = "KV format" },
+        { "kv-type", arg = "TYPE", default = "f16", choices = { "f32", "f16", "bf16", "q8_0", "q4_0" }, help = "KV format" },
         { "block-size", arg = "N", type = "integer", default = 16, help = "tokens of a KV block" },
         { "tensors", help = "lists every tensor" },
         { "key", arg = "NAME", help = "prints this metadata value in full, and nothing else" },
