@@ -29,7 +29,7 @@ Agent.__index = Agent
 
 local known = {
     model = "table", session = "table", system = "string", tools = "table", format = "string|table",
-    max_turns = "integer", timeout = "number", tool_timeout = "number", concurrency = "integer", gen = "table",
+    tool_choice = "string", max_turns = "integer", timeout = "number", tool_timeout = "number", concurrency = "integer", gen = "table",
     on_call = "function", on_result = "function", on_turn = "function",
 }
 
@@ -55,6 +55,9 @@ local function check_options(o)
     elseif o.max_turns and o.max_turns < 1 then
         errors.raise(CALL, "max_turns must be at least 1")
     end
+    if o.tool_choice and o.tool_choice ~= "auto" and o.tool_choice ~= "required" then
+        errors.raise(CALL, ("tool_choice: \"auto\" or \"required\" expected, got '%s'"):format(o.tool_choice))
+    end
     for _, name in ipairs { "timeout", "tool_timeout" } do
         if o[name] and o[name] <= 0 then errors.raise(CALL, name .. ": seconds above 0 expected") end
     end
@@ -62,7 +65,8 @@ local function check_options(o)
 end
 
 --- Makes an agent. Options: model (or session: an empty one, or a chat to go on with); tools (see tools.lua); system
---- (text); format ("hermes", "llama3", "mistral", "gemma"; from the model if not given); max_turns (8); timeout
+--- (text); format ("hermes", "llama3", "mistral", "gemma"; from the model if not given); tool_choice ("auto";
+--- "required": the first turn of a run is a call, whose beginning is written for the model); max_turns (8); timeout
 --- (seconds for a run); tool_timeout (30 s for a call); concurrency (of calls of one turn); gen (options of s:gen);
 --- on_call(call), on_result(call), on_turn(result, n): called as things happen.
 ---@param o table
@@ -157,9 +161,9 @@ local function give_results(self, calls)
 end
 
 --- The assistant's message as calls rather than as its text, where the text holds control tokens, which a template
---- would take for plain text.
+--- would take for plain text, or lacks the marks of a call, which the model so sees how to write.
 local function restate(self, calls, rest)
-    if not (self.format.special and self.in_template) then return end
+    if not self.in_template or not (self.format.special or calls[1].bare) then return end
     for _, call in ipairs(calls) do
         if not call.arguments then return end
     end
@@ -191,18 +195,21 @@ local function gen_options(self)
 end
 
 local function add_usage(usage, r)
-    for _, k in ipairs { "cached_tokens", "computed_tokens", "completion_tokens" } do
-        usage[k] = (usage[k] or 0) + r.usage[k]
-    end
+    for k in pairs(usage) do usage[k] = usage[k] + r.usage[k] end
 end
 
 --- One answer of the model and the calls in it. True if it was the last.
 local function turn(self, r)
     self.turns, r.turns = self.turns + 1, r.turns + 1
+    local begun = ""
+    if self.opts.tool_choice == "required" and r.turns == 1 and self.format.open then
+        begun = self.format.open
+        self.session:append(begun, { special = true })
+    end
     local result = self.session:gen(gen_options(self))
     add_usage(r.usage, result)
     if self.opts.on_turn then self.opts.on_turn(result, r.turns) end
-    local calls, rest = self.format.parse(result.text, self.tools)
+    local calls, rest = self.format.parse(begun .. result.text, self.tools)
     r.text = rest
     if #calls == 0 then
         r.finish_reason = result.finish_reason
@@ -233,7 +240,8 @@ function Agent:run(text)
     if self.busy then errors.raise(RUN, "the agent is at work on another call", "state") end
     if type(text) ~= "string" then errors.raise(RUN, ("text expected, got %s"):format(type(text))) end
     loop.check_can_wait(RUN)
-    local r = { turns = 0, calls = {}, usage = {}, text = "" }
+    local usage = { cached_tokens = 0, computed_tokens = 0, completion_tokens = 0 }
+    local r = { turns = 0, calls = {}, usage = usage, text = "" }
     self.busy = true
     local guard <close> = setmetatable({}, { __close = function() self.busy = nil end }) -- luacheck: ignore 211
     self.session:user(text)

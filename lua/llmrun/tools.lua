@@ -1,11 +1,12 @@
 --- Tools of agents: their definitions, and how models of the families in use write calls of them.
 ---
 --- A format is { name, special = whether control tokens belong to the text, stop = texts behind which nothing of the
---- model's own comes, prompt(defs) = what tells a model of the tools whose chat template does not, parse(text, defs) =
+--- model's own comes, open = how a call begins, prompt(defs) = what tells a model of the tools whose chat template does not, parse(text, defs) =
 --- calls and the text beside them, result(text, call) = what the model reads of a result where its template has no
 --- place for it }.
 ---
---- A call is { name, arguments (table), raw (its text), id } or, if it can't be read, { raw, error, name or nil }.
+--- A call is { name, arguments (table), raw (its text), id, bare = written without the marks } or, if it can't be read,
+--- { raw, error, name or nil }.
 
 local errors = require "llmrun.errors"
 local python = require "llmrun.tools.python"
@@ -190,8 +191,9 @@ end
 local formats = {}
 M.formats = formats
 
--- Hermes and Qwen: <tool_call>{"name": ..., "arguments": ...}</tool_call>, any number, text around them.
-formats.hermes = { special = false, stop = { "<tool_response>" } }
+-- Hermes and Qwen: <tool_call>{"name": ..., "arguments": ...}</tool_call>, any number, text around them. Small models
+-- leave the marks out: an answer that is nothing but calls of tools that there are counts too.
+formats.hermes = { special = false, stop = { "<tool_response>" }, open = '<tool_call>\n{"name": "' }
 
 function formats.hermes.prompt(defs)
     return "You can call these functions, described one a line:\n<tools>\n" .. tool_lines(defs)
@@ -199,7 +201,19 @@ function formats.hermes.prompt(defs)
         .. "<tool_call>\n{\"name\": \"<function>\", \"arguments\": {...}}\n</tool_call>"
 end
 
-function formats.hermes.parse(text)
+local llama_objects
+
+local function bare_calls(answer, defs)
+    local body = answer:match("^%s*```json%s*(.-)%s*```%s*$") or answer:match("^%s*(.-)%s*$")
+    local found = defs and body:sub(1, 1) == "{" and llama_objects(body)
+    for _, call in ipairs(found or {}) do
+        if not defs[call.name] then return nil end
+        call.bare = true
+    end
+    return found and #found > 0 and found or nil
+end
+
+function formats.hermes.parse(text, defs)
     local answer, thoughts = behind_thoughts(text)
     local calls, rest, at = {}, {}, 1
     while true do
@@ -213,6 +227,8 @@ function formats.hermes.parse(text)
         if stop and behind and answer:sub(behind, stop - 1):find("%S") then stop = nil end
         at = stop and stop_end + 1 or behind or #answer + 1
     end
+    local bare = #calls == 0 and bare_calls(answer, defs)
+    if bare then return bare, thoughts end
     rest[#rest + 1] = answer:sub(at)
     return calls, thoughts .. table.concat(rest)
 end
@@ -221,7 +237,7 @@ function formats.hermes.result(text) return "<tool_response>\n" .. text .. "\n</
 
 -- Llama 3: the whole answer is {"name": ..., "parameters": ...}, or several with ";" between, perhaps behind
 -- <|python_tag|>; or <function=name>{...}</function>; or name.call(a="x") of the built-in tools.
-formats.llama3 = { special = true, stop = {} }
+formats.llama3 = { special = true, stop = {}, open = '{"name": "' }
 
 function formats.llama3.prompt(defs)
     return "You can call these functions, described one a line:\n\n" .. tool_lines(defs)
@@ -229,7 +245,7 @@ function formats.llama3.prompt(defs)
         .. "{\"name\": \"<function>\", \"parameters\": {...}}"
 end
 
-local function llama_objects(text)
+function llama_objects(text)
     local calls, i = {}, 1
     while true do
         i = text:match("^[%s;,]*()", i)
@@ -281,7 +297,7 @@ end
 function formats.llama3.result(text) return text end
 
 -- Mistral: [TOOL_CALLS] and a list of {"name", "arguments", "id"}; later models write name[ARGS]{...} instead.
-formats.mistral = { special = true, stop = {} }
+formats.mistral = { special = true, stop = {}, open = '[TOOL_CALLS] [{"name": "' }
 
 function formats.mistral.prompt(defs)
     return "You can call these functions, described one a line:\n\n" .. tool_lines(defs)
@@ -329,7 +345,7 @@ end
 function formats.mistral.result(text) return "[TOOL_RESULTS] " .. text .. "[/TOOL_RESULTS]" end
 
 -- Gemma: Python, in a fence ```tool_code; or a bare list of calls; or JSON as Llama's.
-formats.gemma = { special = false, stop = { "```tool_output" } }
+formats.gemma = { special = false, stop = { "```tool_output" }, open = "```tool_code\n" }
 
 function formats.gemma.prompt(defs)
     return "You can call these functions, described one a line:\n" .. tool_lines(defs)

@@ -221,6 +221,19 @@ describe("an agent", function()
         assert.equal("It is 42.", r.text)
     end)
 
+    it("tool_choice = required writes the beginning of a call", function()
+        local m <close> = teller { call("weather", '{"city": "Rome"}'), "Clear." }
+        local a <close> = llm.agent { model = m, tools = { weather = weather }, tool_choice = "required" }
+        local pieces = {}
+        a.opts.on_turn = function(result) pieces[#pieces + 1] = result.text end
+        local r = a:run "Weather in Rome?"
+        assert.equal('weather", "arguments": {"city": "Rome"}}\n</tool_call>', pieces[1])
+        assert.equal("Clear.", r.text)
+        assert.equal("Rome", r.calls[1].arguments.city)
+        raises('llm.agent: tool_choice: "auto" or "required" expected', llm.agent,
+            { model = m, tools = { weather = weather }, tool_choice = "always" })
+    end)
+
     it("many agents share the engine's batches", function()
         local m <close> = teller { call("weather", '{"city": "Rome"}'), "Clear." }
         local r = llm.map({ 1, 2, 3, 4 }, function()

@@ -59,6 +59,17 @@ describe("Hermes and Qwen", function()
         assert.matches("^f%({}%) !the call", (read("hermes", '<tool_call>{"name": "f"}</tool_call><tool_call>{"na')))
     end)
 
+    it("bare JSON counts if it names a tool", function()
+        local defs = select(2, tools.define("spec", { f = print }))
+        assert.equal('f({"a": 1})', (read("hermes", '{"name": "f", "arguments": {"a": 1}}', defs)))
+        assert.equal("f({}) f({})", (read("hermes",
+            '```json\n{"name": "f", "arguments": {}}\n{"name": "f", "parameters": {}}\n```', defs)))
+        for _, text in ipairs { '{"name": "g", "arguments": {}}', '{"name": "f"}', '{"a": 1}', "{}",
+            'So: {"name": "f", "arguments": {}}' } do
+            assert.same({ "", text }, { two("hermes", text, defs) })
+        end
+    end)
+
     it("calls in thoughts don't count", function()
         local calls, rest = read("hermes", '<think>maybe <tool_call>{"name": "f"}</tool_call></think>\n\nNo.')
         assert.equal("", calls)
