@@ -28,6 +28,9 @@ local function with_script(text, fn)
     if not ok then error(e, 0) end
 end
 
+-- Shell text that waits, a minute at most, until a test holds.
+local function wait_until(test) return ("for i in $(seq 600); do %s && break; sleep .1; done; "):format(test) end
+
 describe("llmrun FILE.lua", function()
     it("passes arguments in ... and arg", function()
         with_script([[print(..., arg[0]:match("%.lua$"), arg[2], #arg, select("#", ...))]], function(path)
@@ -75,6 +78,31 @@ describe("llmrun FILE.lua", function()
         assert.equal(1, status)
     end)
 
+    it("says that memory ran out", function()
+        local _, err, status = sh("ulimit -v 1000000; " ..
+            [[echo 'local t = {} while true do t[#t + 1] = ("x"):rep(1 << 20) .. #t end' | $L -]])
+        assert.equal("llmrun: not enough memory\n", err)
+        assert.equal(1, status)
+    end)
+
+    it("fails when its output can't be written", function()
+        for _, to in ipairs { ">/dev/full", ">&-" } do
+            for _, command in ipairs { "echo 'print(1)' | $L - ", "$L --help ", "$L run --help " } do
+                local _, err, status = sh(command .. to)
+                assert.matches("^llmrun: standard output: %u[%l ]+\n$", err)
+                assert.equal(1, status)
+            end
+        end
+    end)
+
+    it("keeps what is printed out of files when standard output is closed", function()
+        local path = os.tmpname()
+        sh(([[echo 'local f <close> = io.open("%s", "w") print "text" io.stdout:flush()' | $L - >&-]]):format(path))
+        local f <close> = assert(io.open(path))
+        assert.equal("", f:read("a"))
+        os.remove(path)
+    end)
+
     it("finds modules beside the script", function()
         local folder = os.tmpname()
         os.remove(folder)
@@ -103,14 +131,18 @@ describe("llmrun FILE.lua", function()
         ["a loop around pcall"] = "while true do pcall(function() while true do end end) end",
     } do
         it("Ctrl-C ends " .. name .. " with status 130 and runs close handlers", function()
-            local script = "local _ <close> = setmetatable({}, {__close = function() print 'closed' end})\n" .. text
+            local file = os.tmpname()
+            local script = "local _ <close> = setmetatable({}, {__close = function() print 'closed' end})\n"
+                .. "io.write 'ready ' io.flush()\n" .. text
             with_script(script, function(path)
                 -- a second signal ends what swallows the first
-                local out, err, status = sh("$L " .. path .. " & p=$!; sleep .2; kill -INT $p; sleep .2; kill -INT $p "
-                    .. "2>/dev/null; wait $p")
+                local out, err, status = sh("$L " .. path .. " > " .. file .. " & p=$!; "
+                    .. wait_until("[ -s " .. file .. " ]") .. "sleep .1; kill -INT $p; sleep .3; kill -INT $p "
+                    .. "2>/dev/null; wait $p; s=$?; cat " .. file .. "; (exit $s)")
+                os.remove(file)
                 assert.equal(130, status)
                 if not name:find("pcall") then
-                    assert.equal("closed\n", out)
+                    assert.equal("ready closed\n", out)
                     assert.matches("llmrun: interrupted", err)
                 end
             end)
@@ -146,6 +178,17 @@ describe("llmrun COMMAND on a model #model", function()
             ["$L run -p x --ctx abc"] = "%-%-ctx: integer expected, got 'abc'",
             ["$L run -p x --compute f64"] = "%-%-compute: one of [%w, ]+ expected, got 'f64'",
             ["$L run -p"] = "%-%-prompt needs a value",
+            ["$L run -p x --threads 4294967297"] = "threads = 4294967297 is out of range",
+            ["$L run -p x --ctx -1"] = "llmrun run: ctx = %-1 is out of range",
+            ["$L run -p x --ctx 99999999999999"] = "llmrun run: ctx = 99999999999999 is out of range",
+            ["$L run -p x --block-size -1"] = "llmrun run: block_size = %-1 is out of range",
+            ["$L run -p @/tmp"] = "llmrun run: /tmp: Is a directory",
+            ["$L run -p x --template /tmp"] = "llmrun run: /tmp: Is a directory",
+            ["$L run -p - < /"] = "llmrun run: standard input: Is a directory",
+            ["$L tokenize -p @/tmp"] = "llmrun tokenize: /tmp: Is a directory",
+            ["$L tokenize < /"] = "llmrun tokenize: standard input: Is a directory",
+            ["$L perplexity -f /tmp"] = "llmrun perplexity: /tmp: Is a directory",
+            ["$L bench --replay /tmp"] = "llmrun bench: /tmp: Is a directory",
             ["$L run -p x extra"] = "unexpected argument 'extra'",
             ["$L run -m nothing -p x"] = "no file 'nothing', and no model of that name",
             ["$L run -m /dev/null -p x"] = "/dev/null",
@@ -170,15 +213,20 @@ describe("llmrun COMMAND on a model #model", function()
     end)
 
     it("Ctrl-C stops an answer and keeps the chat", function()
-        local out, _, status = sh("(echo 'Count from 1 to 1000.'; sleep 1.5; echo /stats) | "
-            .. "$L chat --temperature 0 --ctx 4096 & p=$!; sleep 1; kill -INT $p; wait $p")
+        local file = os.tmpname()
+        local out, _, status = sh("(echo 'Count from 1 to 1000.'; " .. wait_until("grep -q stopped " .. file)
+            .. "echo /stats) | $L chat --temperature 0 --ctx 4096 > " .. file .. " & p=$!; "
+            .. wait_until("[ -s " .. file .. " ]") .. "kill -INT $p; wait $p; s=$?; cat " .. file .. "; (exit $s)")
+        os.remove(file)
         assert.matches("%(stopped%)\n%d+ prompt tokens", out)
         assert.equal(0, status)
     end)
 
     it("Ctrl-C ends run with status 130", function()
-        local _, err, status = sh(
-            "$L run -p 'Count from 1 to 1000.' --ctx 4096 & p=$!; sleep .8; kill -INT $p; wait $p")
+        local file = os.tmpname()
+        local _, err, status = sh("$L run -p 'Count from 1 to 1000.' --ctx 4096 > " .. file .. " & p=$!; "
+            .. wait_until("[ -s " .. file .. " ]") .. "kill -INT $p; wait $p")
+        os.remove(file)
         assert.equal(130, status)
         assert.matches("interrupted", err)
     end)
@@ -189,7 +237,7 @@ describe("llmrun COMMAND on a model #model", function()
         assert.matches("general.architecture%s+str%s+llama", out)
         assert.matches("Q4_1%s+%d+%s+%d", out)
         assert.matches("30 layers, width 576", out)
-        assert.matches("KV%s+50.1 MB   2 sequences of 2048 tokens, q8_0", out)
+        assert.matches("KV%s+51.6 MB   2 sequences of 2048 tokens, q8_0", out)
         local info = require("cjson").decode((sh("$L inspect -m smollm2 --json")))
         assert.equal(272, #info.tensors)
         assert.equal("llama", info.metadata["general.architecture"])
