@@ -123,6 +123,13 @@ static bool reach(lr_grammar *g, uint32_t q, uint32_t c)
             break;
         case N_LOOP: {
             const gloop *l = &n->loop[s->x];
+            if (c >= OPEN) {
+                w->stack[top++] = s->b;
+                w->stack[top++] = 0;
+                w->stack[top++] = s->a;
+                w->stack[top++] = c + 1;
+                break;
+            }
             if (c >= l->min) {
                 w->stack[top++] = s->b;
                 w->stack[top++] = 0;
@@ -260,6 +267,7 @@ static uint32_t make_state(lr_grammar *g, uint32_t hash)
     }
     for (uint32_t i = 0; i < s->n; i++) {
         if ((uint32_t)items[i] == 0) s->flags |= D_ENDS;
+        if (items[i] >> 32) s->flags |= D_COUNTED;
     }
     if (!n_calls && !(s->flags & D_ENDS)) {
         s->flags |= D_PLAIN;
@@ -372,6 +380,46 @@ uint32_t lr_dfa__union(lr_grammar *g, uint32_t a, uint32_t b)
     return lr_dfa__intern(g);
 }
 
+/* Interns the items of d that have a count, with OPEN for it (in), or those that have none. */
+static uint32_t half(lr_grammar *g, uint32_t d, bool in)
+{
+    if (!begin_set(g)) return D_DEAD;
+    for (uint32_t i = 0; i < g->d[d].n; i++) {
+        uint64_t item = g->d[d].items[i];
+        if ((item >> 32 != 0) != in) continue;
+        if (in) item = (uint64_t)OPEN << 32 | (uint32_t)item;
+        if (!add_item(&g->w, item)) return D_DEAD;
+    }
+    return lr_dfa__intern(g);
+}
+
+bool lr_dfa__split(lr_grammar *g, uint32_t d)
+{
+    if (g->d[d].flags & D_SPLIT) return g->d[d].part.in != D_UNKNOWN;
+    const dstate *s = &g->d[d];
+    uint32_t count = 0, loop = N_NONE, in = D_UNKNOWN, out = D_DEAD;
+    bool ok = true;
+    for (uint32_t i = 0; i < s->n && ok; i++) {
+        uint32_t c = (uint32_t)(s->items[i] >> 32), l = g->n->st[(uint32_t)s->items[i]].loop;
+        if (!c) continue;
+        ok = (!count || c == count) && (loop == N_NONE || l == loop) && l != N_NONE;
+        count = c;
+        loop = l;
+    }
+    if (ok) {
+        in = half(g, d, true);
+        if (!g->w.err.code) out = half(g, d, false);
+        if (g->w.err.code) return false;
+    }
+    dstate *t = &g->d[d];
+    t->part.in = in;
+    t->part.out = out;
+    t->part.count = count;
+    t->part.loop = loop;
+    t->flags |= D_SPLIT;
+    return ok;
+}
+
 /* ---- dropping ---- */
 
 static void drop_state(lr_grammar *g, uint32_t d)
@@ -379,6 +427,7 @@ static void drop_state(lr_grammar *g, uint32_t d)
     dstate *s = &g->d[d];
     g->d_bytes -= state_bytes(g, s);
     if (s->base) lr_mask__free_base(g, s->base);
+    if (s->cnt) lr_mask__free_count(g, s->cnt);
     lr_free(s->items);
     lr_free(s->trans);
     *s = (dstate){.flags = D_FREE, .next = g->d_free};
@@ -422,6 +471,7 @@ void lr_grammar__collect(lr_grammar *g)
         dstate *s = &g->d[d];
         if ((s->flags & D_FREE) || !(s->flags & D_MARK)) continue;
         forget(g, &s->byte);
+        s->flags &= (uint8_t)~D_SPLIT;
         for (uint32_t i = 0; i < s->n_calls; i++) forget(g, &lr_dfa__calls(s)[2 * i + 1]);
         for (uint32_t i = 0; s->trans && i < g->n->n_cls; i++) forget(g, &s->trans[i]);
     }

@@ -185,10 +185,14 @@ static uint32_t emit_counted(emitter *e, lr_gnode id, const gnode *n, uint32_t n
     uint32_t loop = lr_nfa__state(e->n, N_LOOP, x, 0, next), entry;
     if (loop == N_NONE) return loop;
     if (rule != N_NONE) {
+        e->n->in_loop = x;
         entry = lr_nfa__state(e->n, N_CALL, rule, loop, 1);
+        e->n->in_loop = N_NONE;
     } else {
         e->counted++;
+        e->n->in_loop = x;
         entry = emit(e, n->a, loop);
+        e->n->in_loop = N_NONE;
         e->counted--;
     }
     if (entry == N_NONE) return entry;
@@ -319,24 +323,31 @@ static void mix(uint64_t sig[2], uint64_t v)
     sig[1] ^= sig[1] >> 31;
 }
 
-/* The signature of a rule that calls none: equal automata have equal ones, in any grammar. */
-static void sign(const nfa *n, nrule *r)
+/* The signature of a rule that calls none: equal automata have equal ones, in any grammar. Bounds of loops count only
+ * if asked for. */
+static void sign(const nfa *n, const nrule *r, bool bounds, uint64_t sig[2])
 {
-    r->sig[0] = 0x13198A2E03707344u;
-    r->sig[1] = 0xA4093822299F31D0u;
-    r->shares = true;
+    sig[0] = 0x13198A2E03707344u + bounds;
+    sig[1] = 0xA4093822299F31D0u;
     for (uint32_t i = r->lo; i < r->hi; i++) {
         const nstate *s = &n->st[i];
-        if (s->kind == N_CALL) r->shares = false;
-        mix(r->sig, (uint64_t)s->kind << 32 | (s->a ? s->a - r->lo + 1 : 0));
-        mix(r->sig, s->kind == N_BYTES ? 0 : s->b ? s->b - r->lo + 1 : 0);
+        mix(sig, (uint64_t)s->kind << 32 | (s->a ? s->a - r->lo + 1 : 0));
+        mix(sig, s->kind == N_BYTES ? 0 : s->b ? s->b - r->lo + 1 : 0);
         if (s->kind == N_BYTES) {
-            for (int k = 0; k < 4; k++) mix(r->sig, n->set[s->x].w[k]);
-        } else if (s->kind == N_ENTER || s->kind == N_LOOP) {
-            mix(r->sig, (uint64_t)n->loop[s->x].min << 32 | n->loop[s->x].max);
+            for (int k = 0; k < 4; k++) mix(sig, n->set[s->x].w[k]);
+        } else if (bounds && (s->kind == N_ENTER || s->kind == N_LOOP)) {
+            mix(sig, (uint64_t)n->loop[s->x].min << 32 | n->loop[s->x].max);
         }
     }
-    mix(r->sig, r->start - r->lo);
+    mix(sig, r->start - r->lo);
+}
+
+static void sign_rule(const nfa *n, nrule *r)
+{
+    r->shares = true;
+    for (uint32_t i = r->lo; i < r->hi; i++) r->shares = r->shares && n->st[i].kind != N_CALL;
+    sign(n, r, true, r->sig);
+    sign(n, r, false, r->loose);
 }
 
 static int emit_all(emitter *e, uint32_t root, lr_error *err)
@@ -353,7 +364,7 @@ static int emit_all(emitter *e, uint32_t root, lr_error *err)
         rule->start = start;
         rule->lo = lo;
         rule->hi = e->n->n_st;
-        if (e->body[r]) sign(e->n, rule);
+        if (e->body[r]) sign_rule(e->n, rule);
     }
     return e->code ? lr_nfa__full(e->n, err) : 0;
 }

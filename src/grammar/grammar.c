@@ -81,6 +81,7 @@ void lr_grammar_unref(lr_grammar *g)
     if (g->root) lr_frame__unref(g, g->root);
     lr_dfa__free_all(g);
     lr_grammar_trie_unref(g->trie);
+    lr_walker_free(g->walker);
     lr_free(g->scratch);
     lr_free(g->fbucket); /* no frames are left: matchers hold references on their grammar */
     lr_free(w->kernel.at);

@@ -99,9 +99,11 @@ void lr_grammar_get_info(const lr_grammar *, lr_grammar_info *);
 /* ---- vocabulary ---- */
 
 typedef struct lr_grammar_trie lr_grammar_trie;
-/* The trie of a vocabulary's pieces, built at the first call for it and shared after. Control, unknown and unused
+/* The trie of a vocabulary's pieces, built at the first call for it and shared after; those of the last two
+ * vocabularies, and these, are kept until lr_grammar_trie_drop. Control, unknown and unused
  * tokens, and user-defined names of chat machinery (<|...|>) are not in it: a constrained text is plain text. */
 int lr_grammar_trie_get(lr_grammar_trie **out, lr_vocab *v, lr_error *err);
+void lr_grammar_trie_drop(void);
 lr_grammar_trie *lr_grammar_trie_ref(lr_grammar_trie *);
 void lr_grammar_trie_unref(lr_grammar_trie *); /* NULL is allowed */
 uint32_t lr_grammar_trie_nodes(const lr_grammar_trie *);

@@ -101,6 +101,7 @@ typedef enum nkind {
 typedef struct nstate {
     uint8_t kind;
     uint32_t x, a, b;
+    uint32_t loop; /* the counted loop it lies in, N_NONE = none */
 } nstate;
 
 typedef struct gloop {
@@ -115,9 +116,9 @@ typedef struct nrule {
     int32_t hole;   /* index of the hole, -1 = none */
     int32_t hole_id;
     bool nullable;
-    bool shares;     /* calls no rule: its cached masks may be shared between grammars, under sig */
-    uint64_t sig[2]; /* hash of its automaton */
-    uint32_t lo, hi; /* its states as they were emitted */
+    bool shares;               /* calls no rule: its cached masks may be shared between grammars, under sig */
+    uint64_t sig[2], loose[2]; /* hash of its automaton; the same without the bounds of its loops */
+    uint32_t lo, hi;           /* its states as they were emitted */
     char *name;
 } nrule;
 
@@ -134,6 +135,7 @@ typedef struct nfa {
     nrule *rule;
     uint32_t n_rule, cap_rule;
     uint32_t root, n_hole, n_cls;
+    uint32_t in_loop;           /* while states are made: the loop they lie in */
     uint8_t cls[256], rep[256]; /* byte -> class; class -> one of its bytes */
 } nfa;
 
@@ -178,15 +180,30 @@ int lr_scc(uint32_t n, const uint32_t *edge_at, const uint32_t *edge, uint32_t *
 
 #define D_UNKNOWN UINT32_MAX
 #define D_DEAD    0u
+#define OPEN      0x80000000u /* counts from here on are of a loop without bounds; see count.c */
 
-enum { D_ENDS = 1, D_PLAIN = 2, D_MARK = 4, D_FREE = 8 };
+enum {
+    D_ENDS = 1,
+    D_PLAIN = 2,
+    D_MARK = 4,
+    D_FREE = 8,
+    D_COUNTED = 16 /* some item has a count */,
+    D_SPLIT = 32,
+    D_NO_COUNT = 64
+};
 
 typedef struct lr_base lr_base;
+typedef struct lr_count lr_count;
 
 typedef struct dstate {
-    uint64_t *items;        /* (n) sorted, then n_calls pairs: rule, DFA state after it (D_UNKNOWN until needed) */
-    uint32_t *trans;        /* (n_cls) full states after a byte, or NULL */
-    lr_base *base;          /* cached mask of the byte part, or NULL */
+    uint64_t *items; /* (n) sorted, then n_calls pairs: rule, DFA state after it (D_UNKNOWN until needed) */
+    uint32_t *trans; /* (n_cls) full states after a byte, or NULL */
+    lr_base *base;   /* cached mask of the byte part, or NULL */
+    lr_count *cnt;   /* the same for states of a loop without bounds */
+    struct {
+        uint32_t in, out; /* see lr_dfa__split; known if flag D_SPLIT is set; in D_UNKNOWN: it cannot be split */
+        uint32_t count, loop;
+    } part;
     uint32_t n, hash, next; /* next: hash chain or free list */
     uint32_t byte;          /* its byte part; itself if it is one; D_DEAD if empty */
     uint32_t n_calls;
@@ -220,6 +237,7 @@ typedef struct gstate {
 /* ---- instances ---- */
 
 typedef struct gmaskent gmaskent;
+typedef struct walker walker;
 
 typedef struct itemlist {
     gitem *at;
@@ -262,8 +280,9 @@ struct lr_grammar {
     lr_grammar_trie *trie; /* of the cached masks */
     gmaskent *mask;        /* whole masks, latest first */
     uint32_t n_mask;
-    uint32_t *scratch; /* (n_scratch) zeros between uses */
+    uint32_t *scratch; /* (2 n_scratch) the first half is zeros between uses */
     size_t n_scratch;
+    walker *walker; /* room for walks */
     uint64_t walked;
 };
 
@@ -280,6 +299,9 @@ uint32_t lr_dfa__byte_part(lr_grammar *, uint32_t d);
 uint32_t lr_dfa__trans_slow(lr_grammar *, uint32_t d, unsigned cls);
 uint32_t lr_dfa__after_call(lr_grammar *, uint32_t d, uint32_t i);
 uint32_t lr_dfa__union(lr_grammar *, uint32_t a, uint32_t b);
+/* Splits the items of d: part.in, those inside a counted loop, with counts set to OPEN; part.out, the others;
+ * part.count, what the counts were; part.loop. False: the counts are not all the same or of several loops, or w.err. */
+bool lr_dfa__split(lr_grammar *, uint32_t d);
 static inline uint32_t *lr_dfa__calls(const dstate *s) { return (uint32_t *)(s->items + s->n); }
 static inline uint32_t lr_dfa__trans(lr_grammar *g, uint32_t d, unsigned cls)
 {
@@ -363,7 +385,7 @@ typedef struct tnode {
     int32_t token;  /* the lowest id whose piece ends here, -1 = none */
     uint16_t depth; /* bytes up to here */
     uint8_t byte;
-    uint8_t pad;
+    uint8_t many; /* more ids have the same piece */
 } tnode;
 
 struct lr_grammar_trie {
@@ -387,6 +409,8 @@ bool lr_trie__is_text(const lr_vocab *v, int32_t id);
 /* bits: 0 everywhere before. Within a call (lr_step__begin_call). */
 bool lr_mask__compute(lr_matcher *m, uint32_t *bits);
 void lr_mask__free_base(lr_grammar *, lr_base *);
+void lr_mask__free_count(lr_grammar *, lr_count *);
 void lr_mask__free_shared(lr_grammar_trie *);
+void lr_walker_free(walker *); /* NULL is allowed */
 
 #endif

@@ -150,6 +150,7 @@ static uint32_t outer(rewrite *w, uint32_t q, bool counted, int depth)
             call = lr_nfa__state(w->n, N_DEAD, 0, 0, 0);
         } else {
             call = lr_nfa__state(w->n, N_CALL, s.x, after, 1);
+            if (call != N_NONE) w->n->st[call].loop = s.loop;
         }
         if (call == N_NONE) return call;
         s = (nstate){.kind = N_SPLIT, .a = call, .b = around == N_NONE ? call : around};

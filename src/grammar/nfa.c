@@ -7,6 +7,7 @@ int lr_nfa__new(nfa **out, lr_error *err)
     nfa *n = lr_calloc(1, sizeof *n);
     if (!n) return lr_fail(err, LR_ENOMEM, "no memory for a grammar");
     n->refs = 1;
+    n->in_loop = N_NONE;
     for (int i = 0; i < 256; i++) n->one[i] = N_NONE;
     if (lr_nfa__state(n, N_END, 0, 0, 0) != 0) {
         lr_nfa__unref(n);
@@ -72,7 +73,7 @@ uint32_t lr_nfa__state(nfa *n, nkind kind, uint32_t x, uint32_t a, uint32_t b)
 {
     if (x == N_NONE || a == N_NONE || b == N_NONE) return N_NONE;
     if (!grow((void **)&n->st, &n->cap_st, n->n_st, LR_G_MAX_NFA, sizeof *n->st)) return N_NONE;
-    n->st[n->n_st] = (nstate){.kind = (uint8_t)kind, .x = x, .a = a, .b = b};
+    n->st[n->n_st] = (nstate){.kind = (uint8_t)kind, .x = x, .a = a, .b = b, .loop = n->in_loop};
     return n->n_st++;
 }
 

@@ -2,7 +2,8 @@
 #include "grammar/grammar_int.h"
 #include <stdlib.h>
 
-static lr_grammar_trie *tries; /* all that are alive; one thread */
+static lr_grammar_trie *tries;   /* all that are alive; one thread */
+static lr_grammar_trie *kept[2]; /* the last two that were asked for: they are not built again for each matcher */
 
 /* User-defined tokens that are names of chat machinery end turns or open roles: no text should come to mean them. */
 static bool is_machinery(const char *s, size_t n)
@@ -66,7 +67,9 @@ static int make_nodes(lr_grammar_trie *t, const entry *e, size_t n, lr_error *er
         }
         prev = e[i].s;
         if (prev.n > t->max_depth) t->max_depth = (uint32_t)prev.n;
-        int32_t *tok = &t->node[path[prev.n]].token;
+        tnode *last = &t->node[path[prev.n]];
+        int32_t *tok = &last->token;
+        if (*tok >= 0) last->many = 1;
         while (*tok >= 0) tok = &t->same[*tok];
         *tok = e[i].id;
     }
@@ -100,11 +103,22 @@ static int build(lr_grammar_trie *t, lr_error *err)
     return rc;
 }
 
+/* Keeps t alive in place of what was kept longest. */
+static void keep(lr_grammar_trie *t)
+{
+    if (kept[0] == t) return;
+    lr_grammar_trie *old = kept[1];
+    kept[1] = kept[0];
+    kept[0] = old == t ? t : lr_grammar_trie_ref(t);
+    if (old != t) lr_grammar_trie_unref(old);
+}
+
 int lr_grammar_trie_get(lr_grammar_trie **out, lr_vocab *v, lr_error *err)
 {
     for (lr_grammar_trie *t = tries; t; t = t->next) {
         if (t->v != v) continue;
         *out = lr_grammar_trie_ref(t);
+        keep(t);
         return 0;
     }
     lr_grammar_trie *t = lr_calloc(1, sizeof *t);
@@ -115,11 +129,22 @@ int lr_grammar_trie_get(lr_grammar_trie **out, lr_vocab *v, lr_error *err)
     t->next = tries;
     tries = t;
     int rc = build(t, err);
-    if (rc)
+    if (rc) {
         lr_grammar_trie_unref(t);
-    else
-        *out = t;
-    return rc;
+        return rc;
+    }
+    *out = t;
+    keep(t);
+    return 0;
+}
+
+void lr_grammar_trie_drop(void)
+{
+    for (int i = 0; i < 2; i++) {
+        lr_grammar_trie *t = kept[i];
+        kept[i] = NULL;
+        lr_grammar_trie_unref(t);
+    }
 }
 
 lr_grammar_trie *lr_grammar_trie_ref(lr_grammar_trie *t)
