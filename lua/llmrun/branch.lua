@@ -152,7 +152,9 @@ end
 ---@param seconds number
 ---@param fn function
 function M.timeout(seconds, fn, ...)
-    if type(seconds) ~= "number" then error("llm.timeout: number of seconds expected, got " .. type(seconds), 2) end
+    if type(seconds) ~= "number" or seconds ~= seconds then
+        error("llm.timeout: number of seconds expected, got " .. tostring(seconds), 2)
+    end
     if type(fn) ~= "function" then error("llm.timeout: function expected, got " .. type(fn), 2) end
     local task, ticket = loop.spawn_owned(fn, ...), loop.ticket()
     local timer = loop.after(math.max(0, seconds), function() loop.fire(ticket, true) end)

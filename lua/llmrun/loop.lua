@@ -90,6 +90,7 @@ local function conclude(task, ok, ...)
         return finish(task, "done")
     end
     local e = ...
+    if type(e) ~= "table" then e = { value = e, trace = tostring(e) } end -- out of memory: no handler is called
     task.error, task.trace = e.value, e.trace
     return finish(task, "failed")
 end

@@ -96,12 +96,16 @@ function Op:cancel()
     self.runner:dispatch()
 end
 
---- Ends the request if it still runs, and lets go of its results.
+--- Ends the request if it still runs, and lets go of its results. Who waits for it is woken: inside of a step the
+--- request's end is put off, and by then nobody listens.
 function Op:close()
     if self.closed then return end
     self.closed, self.done = true, true
     self.runner.ops[self.key] = nil
     if not self.runner.closed then self.req:close() end
+    local ticket = self.ticket
+    self.ticket = nil
+    if ticket then loop.fire(ticket) end
 end
 
 return M

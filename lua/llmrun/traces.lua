@@ -62,6 +62,8 @@ end
 function M.read(path, most, skip)
     local file <close>, err = io.open(path, "rb")
     if not file then return nil, err end
+    local readable, why = file:read(0) -- nil without a reason: an empty file
+    if not readable and why then return nil, ("%s: %s"):format(path, why) end
     local rows, parse, format, number, left = {}, nil, nil, 0, skip or 0
     for line in file:lines() do
         number = number + 1

@@ -235,7 +235,21 @@ static int engine_close(lua_State *L)
 static int opt_size(lua_State *L, int idx, const char *field, int def)
 {
     lua_Integer v = lr_lua_opt_int(L, idx, field, def);
-    if (v < 0 || v > INT32_MAX) return luaL_error(L, "option %s = %I is out of range", field, v);
+    if (v < 0 || v > INT32_MAX)
+        return luaL_error(L, "%s = %I is out of range", strcmp(field, "context") == 0 ? "ctx" : field, v);
+    return (int)v;
+}
+
+static size_t opt_bytes(lua_State *L, int idx, const char *field, size_t def)
+{
+    lua_Integer v = lr_lua_opt_int(L, idx, field, (lua_Integer)def);
+    if (v < 0) luaL_error(L, "%s = %I is negative", field, v);
+    return (size_t)v;
+}
+
+static int block_count(lua_State *L, lua_Integer v)
+{
+    if (v < 0 || v > INT32_MAX) return luaL_error(L, "kv.blocks = %I is out of range", v);
     return (int)v;
 }
 
@@ -244,22 +258,19 @@ static void read_blocks(lua_State *L, int idx, lr_engine_config *c)
     if (lua_getfield(L, idx, "kv_blocks") == LUA_TTABLE) {
         for (int g = 0; g < LR_KV_GROUPS; g++) {
             lua_rawgeti(L, -1, g + 1);
-            c->kv_blocks[g] = (int)luaL_optinteger(L, -1, 0);
+            c->kv_blocks[g] = block_count(L, luaL_optinteger(L, -1, 0));
             lua_pop(L, 1);
         }
     } else if (!lua_isnil(L, -1)) {
-        for (int g = 0; g < LR_KV_GROUPS; g++) c->kv_blocks[g] = (int)luaL_checkinteger(L, -1);
+        for (int g = 0; g < LR_KV_GROUPS; g++) c->kv_blocks[g] = block_count(L, luaL_checkinteger(L, -1));
     }
     lua_pop(L, 1);
 }
 
-/* engine_new(model, options) -> engine, which takes the model over; nil, text, code. Options: the fields of
- * lr_engine_config; kv_type is a name, kv_blocks a number or a list (one a group). */
-static int core_engine_new(lua_State *L)
+/* Protected: lr_engine_config* (light userdata), options -> the configuration says what they do. */
+static int read_config(lua_State *L)
 {
-    lr_lua_check_model(L, 1);
-    lr_lua_model *m = lua_touserdata(L, 1);
-    lr_engine_config c = lr_engine_defaults();
+    lr_engine_config *out = lua_touserdata(L, 1), c = *out;
     c.max_batch_tokens = opt_size(L, 2, "max_batch_tokens", c.max_batch_tokens);
     c.max_seqs = opt_size(L, 2, "max_seqs", c.max_seqs);
     c.max_waiting = opt_size(L, 2, "max_waiting", c.max_waiting);
@@ -271,18 +282,37 @@ static int core_engine_new(lua_State *L)
     c.hash_bits = opt_size(L, 2, "hash_bits", c.hash_bits);
     c.prefix_cache = lr_lua_opt_bool(L, 2, "prefix_cache", c.prefix_cache);
     c.kv_fraction = lr_lua_opt_num(L, 2, "kv_fraction", c.kv_fraction);
-    c.kv_bytes = (size_t)lr_lua_opt_int(L, 2, "kv_bytes", (lua_Integer)c.kv_bytes);
-    c.swap_bytes = (size_t)lr_lua_opt_int(L, 2, "swap_bytes", (lua_Integer)c.swap_bytes);
+    c.kv_bytes = opt_bytes(L, 2, "kv_bytes", c.kv_bytes);
+    c.swap_bytes = opt_bytes(L, 2, "swap_bytes", c.swap_bytes);
     c.spill = lr_lua_opt_str(L, 2, "spill", NULL);
-    lua_Integer spill_bytes = lr_lua_opt_int(L, 2, "spill_bytes", (lua_Integer)c.spill_bytes);
-    if (spill_bytes < 0) return luaL_error(L, "option spill_bytes = %I is out of range", spill_bytes);
-    c.spill_bytes = (size_t)spill_bytes;
+    c.spill_bytes = opt_bytes(L, 2, "spill_bytes", c.spill_bytes);
     if (!lua_isnoneornil(L, 2)) read_blocks(L, 2, &c);
     const char *type = lr_lua_opt_str(L, 2, "kv_type", NULL), *preempt = lr_lua_opt_str(L, 2, "preempt", NULL);
     if (type && (c.kv_type = lr_dtype_parse(type)) < 0) return luaL_error(L, "unknown KV type '%s'", type);
     if (preempt && strcmp(preempt, "swap") != 0 && strcmp(preempt, "recompute") != 0)
         return luaL_error(L, "preempt: \"swap\" or \"recompute\" expected, got '%s'", preempt);
     if (preempt) c.preempt = strcmp(preempt, "swap") == 0 ? LR_PREEMPT_SWAP : LR_PREEMPT_RECOMPUTE;
+    *out = c;
+    return 0;
+}
+
+/* engine_new(model, options) -> engine, which takes the model over; nil, text, code. Options: the fields of
+ * lr_engine_config; kv_type is a name, kv_blocks a number or a list (one a group). */
+static int core_engine_new(lua_State *L)
+{
+    lr_lua_check_model(L, 1);
+    lr_lua_model *m = lua_touserdata(L, 1);
+    lr_engine_config c = lr_engine_defaults();
+    lua_settop(L, 2);
+    lua_pushcfunction(L, read_config);
+    lua_pushlightuserdata(L, &c);
+    lua_pushvalue(L, 2);
+    if (lua_pcall(L, 2, 0, 0) != LUA_OK) {
+        lua_pushnil(L);
+        lua_insert(L, -2);
+        lua_pushliteral(L, "invalid");
+        return 3;
+    }
     lr_engine_ud *u = lua_newuserdatauv(L, sizeof *u, 2);
     *u = (lr_engine_ud){0};
     luaL_setmetatable(L, LR_LUA_ENGINE);

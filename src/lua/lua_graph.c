@@ -217,9 +217,14 @@ static int graph_new(lua_State *L)
 {
     lr_error err;
     lr_gguf *g = check_gguf(L, 1);
+    lua_Integer threads = lr_lua_opt_int(L, 2, "threads", 0);
+    if (threads < 0 || threads > INT32_MAX) {
+        lr_fail(&err, LR_EINVAL, "threads = %lld is out of range", (long long)threads);
+        return lr_lua_fail(L, &err);
+    }
     lr_backend_config cfg = {
         .device = lr_lua_opt_str(L, 2, "device", NULL),
-        .threads = (int)lr_lua_opt_int(L, 2, "threads", 0),
+        .threads = (int)threads,
         .isa = lr_lua_opt_str(L, 2, "isa", NULL),
         .compute = check_compute(L, lr_lua_opt_str(L, 2, "compute", "fast")),
     };
@@ -246,13 +251,6 @@ static int node_or_raise(lua_State *L, int rc, int node, const lr_error *err)
     if (rc) return lr_lua_raise(L, err);
     lua_pushinteger(L, node);
     return 1;
-}
-
-static int int_field(lua_State *L, int idx, const char *name, lua_Integer def)
-{
-    lua_Integer v = lr_lua_opt_int(L, idx, name, def);
-    if (v < INT32_MIN || v > INT32_MAX) return luaL_error(L, "%s = %I is out of range", name, v);
-    return (int)v;
 }
 
 /* g:shape(name) -> {ne...} or nil */
@@ -290,7 +288,7 @@ static int graph_norm(lua_State *L)
     int out = -1,
         rc = lr_graph_norm(check_graph(L), check_node(L, 2), luaL_optstring(L, 3, NULL),
                            lr_lua_opt_str(L, 4, "bias", NULL), (float)lr_lua_opt_num(L, 4, "eps", 1e-5),
-                           int_field(L, 4, "group", 0), lr_lua_opt_bool(L, 4, "layer_norm", false), &out, &err);
+                           lr_lua_opt_i32(L, 4, "group", 0), lr_lua_opt_bool(L, 4, "layer_norm", false), &out, &err);
     return node_or_raise(L, rc, out, &err);
 }
 
@@ -308,14 +306,14 @@ static int graph_rope(lua_State *L)
 {
     lr_error err;
     lr_rope r = {
-        .n_heads = int_field(L, 3, "heads", 0),
-        .head_dim = int_field(L, 3, "head_dim", 0),
+        .n_heads = lr_lua_opt_i32(L, 3, "heads", 0),
+        .head_dim = lr_lua_opt_i32(L, 3, "head_dim", 0),
         .interleaved = lr_lua_opt_bool(L, 3, "interleaved", false),
         .base = (float)lr_lua_opt_num(L, 3, "base", 10000),
         .freq_scale = (float)lr_lua_opt_num(L, 3, "scale", 1),
         .attn_scale = (float)lr_lua_opt_num(L, 3, "attn_scale", 1),
     };
-    r.n_rot = int_field(L, 3, "rot", r.head_dim);
+    r.n_rot = lr_lua_opt_i32(L, 3, "rot", r.head_dim);
     int out = -1,
         rc = lr_graph_rope(check_graph(L), check_node(L, 2), &r, lr_lua_opt_str(L, 3, "factors", NULL), &out, &err);
     return node_or_raise(L, rc, out, &err);
@@ -326,12 +324,12 @@ static int graph_attention(lua_State *L)
 {
     lr_error err;
     lr_attn a = {
-        .n_heads = int_field(L, 5, "heads", 0),
-        .n_kv_heads = int_field(L, 5, "kv_heads", 0),
-        .head_dim = int_field(L, 5, "head_dim", 0),
+        .n_heads = lr_lua_opt_i32(L, 5, "heads", 0),
+        .n_kv_heads = lr_lua_opt_i32(L, 5, "kv_heads", 0),
+        .head_dim = lr_lua_opt_i32(L, 5, "head_dim", 0),
         .scale = (float)lr_lua_opt_num(L, 5, "scale", 0),
         .softcap = (float)lr_lua_opt_num(L, 5, "softcap", 0),
-        .window = int_field(L, 5, "window", 0),
+        .window = lr_lua_opt_i32(L, 5, "window", 0),
     };
     int out = -1, rc = lr_graph_attention(check_graph(L), check_node(L, 2), check_node(L, 3), check_node(L, 4), a,
                                           lr_lua_opt_str(L, 5, "sinks", NULL), &out, &err);
@@ -393,7 +391,7 @@ static int graph_finish(lua_State *L)
     int logits = check_node(L, 2), hidden = lua_isnoneornil(L, 3) ? -1 : check_node(L, 3);
     lr_graph_info info = {
         .name = lr_lua_opt_str(L, 5, "name", NULL),
-        .n_ctx = int_field(L, 5, "ctx", 0),
+        .n_ctx = lr_lua_opt_i32(L, 5, "ctx", 0),
         .vocab = lr_lua_check_vocab(L, 4),
         .fingerprint = (uint64_t)lr_lua_opt_int(L, 5, "fingerprint", 0),
     };

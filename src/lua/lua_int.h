@@ -58,6 +58,7 @@ void lr_lua_push_ids(lua_State *L, const int32_t *ids, size_t n);
 /* Optional fields of the option table at idx (idx may be nil or none: all default). Wrong types raise, naming the
  * field. */
 lua_Integer lr_lua_opt_int(lua_State *L, int idx, const char *field, lua_Integer def);
+int lr_lua_opt_i32(lua_State *L, int idx, const char *field, int def); /* one that fits into 32 bits */
 lua_Number lr_lua_opt_num(lua_State *L, int idx, const char *field, lua_Number def);
 bool lr_lua_opt_bool(lua_State *L, int idx, const char *field, bool def);
 /* The string stays on the table; valid while the table holds it. NULL by default. */

@@ -35,21 +35,14 @@ static void read_stop(lua_State *L, int idx, lr_req_params *p)
     p->n_stop = n;
 }
 
-static int opt_i32(lua_State *L, int idx, const char *field, int def)
-{
-    lua_Integer v = lr_lua_opt_int(L, idx, field, def);
-    if (v < INT32_MIN || v > INT32_MAX) return luaL_error(L, "option %s = %I is out of range", field, v);
-    return (int)v;
-}
-
 static void read_params(lua_State *L, int idx, lr_req_params *p, int n_vocab)
 {
-    p->max_tokens = opt_i32(L, idx, "max_tokens", p->max_tokens);
+    p->max_tokens = lr_lua_opt_i32(L, idx, "max_tokens", p->max_tokens);
     p->ignore_eos = lr_lua_opt_bool(L, idx, "ignore_eos", p->ignore_eos);
     p->special = lr_lua_opt_bool(L, idx, "special", p->special);
-    p->n_top = opt_i32(L, idx, "n_top", p->n_top);
-    p->score_from = opt_i32(L, idx, "score_from", p->score_from);
-    p->priority = opt_i32(L, idx, "priority", p->priority);
+    p->n_top = lr_lua_opt_i32(L, idx, "n_top", p->n_top);
+    p->score_from = lr_lua_opt_i32(L, idx, "score_from", p->score_from);
+    p->priority = lr_lua_opt_i32(L, idx, "priority", p->priority);
     p->deadline = lr_lua_opt_num(L, idx, "deadline", p->deadline);
     p->tag = lr_lua_opt_tag(L, idx, "tag");
     p->user = (void *)(intptr_t)lr_lua_opt_int(L, idx, "key", 0);

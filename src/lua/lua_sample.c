@@ -115,8 +115,11 @@ static int run_stage(lua_State *L)
     lua_call(L, 2, 1);
     int ok = 1;
     lua_Integer id = -1;
-    if (!lua_isnil(L, -1)) id = lua_tointegerx(L, -1, &ok);
-    if (!ok || id < -1 || id >= l->n_vocab)
+    if (!lua_isnil(L, -1)) {
+        id = lua_tointegerx(L, -1, &ok);
+        if (id < 0 || id >= l->n_vocab) ok = 0;
+    }
+    if (!ok)
         return luaL_error(L, "a sampler stage must return a token id or nothing, not %s", luaL_tolstring(L, -1, NULL));
     lua_pushinteger(L, id);
     return 1;

@@ -131,11 +131,11 @@ static int core_scripted_new(lua_State *L)
     s->ref = luaL_ref(L, LUA_REGISTRYINDEX);
     int self = lua_gettop(L);
     lr_scripted_config c = {.n_vocab = s->n_vocab,
-                            .n_ctx = (int)lr_lua_opt_int(L, 1, "ctx", 4096),
+                            .n_ctx = lr_lua_opt_i32(L, 1, "ctx", 4096),
                             .next = next_row,
                             .user = s,
                             .vocab = v,
-                            .window = (int)lr_lua_opt_int(L, 1, "window", 0)};
+                            .window = lr_lua_opt_i32(L, 1, "window", 0)};
     lr_lua_model *m = lr_lua_new_model(L);
     lua_pushvalue(L, self); /* the model keeps the script */
     lua_setiuservalue(L, -2, 1);

@@ -104,7 +104,7 @@ describe("SmolLM2 #model", function()
             { "/dev/null", "/dev/null" },
             { "unknown option 'thread' (did you mean 'threads'?)", "smollm2", { thread = 2 } },
             { "kv: unknown option 'size'", "smollm2", { kv = { size = 1 } } },
-            { "kv.type: f32, f16, bf16 or q8_0 expected, got 'int4'", "smollm2", { kv = { type = "int4" } } },
+            { "kv.type: f32, f16, bf16, q8_0 or q4_0 expected, got 'int4'", "smollm2", { kv = { type = "int4" } } },
             { "compute:", "smollm2", { compute = "f16" } },
         } do
             local ok, err = pcall(llm.load, case[2], case[3])

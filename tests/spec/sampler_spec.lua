@@ -151,6 +151,38 @@ describe("Lua stages", function()
         end
     end)
 
+    it("may close its own session, which ends the call", function()
+        for _, name in ipairs { "gen", "stream" } do
+            local m <close> = llm.scripted { next = function() return 65 end }
+            local s = m:session()
+            s:append "a"
+            local function stage() s:close() end
+            local ok, err = pcall(function()
+                if name == "gen" then return s:gen { sampler = stage } end
+                for _ in s:stream { sampler = stage } do error "a piece of a closed session" end
+            end)
+            if name == "gen" then
+                assert.is_false(ok)
+                assert.equal("cancelled", err.code)
+            else
+                assert.is_true(ok, tostring(err))
+            end
+            assert.equal(0, m:stats().sequences)
+            assert.is_true(m:check())
+        end
+    end)
+
+    it("can return ids of the vocabulary only", function()
+        local m <close> = llm.scripted { next = function() return 65 end }
+        for _, id in ipairs { -1, 1 << 40, 1.5, "x", m.info.n_vocab } do
+            local s <close> = m:session()
+            s:append "a"
+            local ok, err = pcall(s.gen, s, { sampler = function() return id end, max_tokens = 1 })
+            assert.is_false(ok)
+            assert.matches("must return a token id or nothing, not " .. tostring(id), tostring(err), 1, true)
+        end
+    end)
+
     it("can't wait, and say so", function()
         local m <close> = model()
         raises("llm.sleep: can't wait for the engine", gen, m, { sampler = function() llm.sleep(0) end })

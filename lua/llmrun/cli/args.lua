@@ -173,7 +173,7 @@ function M.catch(fn, ...)
     end, ...))
     if r[1] then return true, table.unpack(r, 2, r.n) end
     if getmetatable(r[2]) == quit then return false, r[2].status, r[2].text end
-    error(r[2][2], 0)
+    error(type(r[2]) == "table" and r[2][2] or r[2], 0) -- out of memory: no handler is called
 end
 
 return M

@@ -74,16 +74,26 @@ function M.guard(fn, ...)
     error(r[2], 0)
 end
 
+local function read_all(f, name)
+    local text, err = f:read("a")
+    if not text then args.fail(("%s: %s"):format(name, err)) end
+    return text
+end
+
+--- All of a file, or of standard input; ends the command if it can't be read.
+function M.read_file(path)
+    local f <close>, err = io.open(path, "rb") -- that of a directory succeeds
+    if not f then args.fail(err) end
+    return read_all(f, path)
+end
+
+function M.read_stdin() return read_all(io.stdin, "standard input") end
+
 --- Text of a flag: itself, "-" standard input, "@FILE" a file.
 function M.text_of(value)
-    if value == "-" then return io.read("a") end
+    if value == "-" then return M.read_stdin() end
     local path = value:match("^@(.+)$")
-    if not path then return value end
-    local f, err = io.open(path, "rb")
-    if not f then args.fail(err) end
-    local text = f:read("a")
-    f:close()
-    return text
+    return path and M.read_file(path) or value
 end
 
 --- Mean, standard deviation, median of a list.
@@ -106,7 +116,7 @@ M.template_flag = {
 
 function M.template(path)
     if not path then return nil end
-    if not path:find("%.lua$") then return M.text_of("@" .. path) end
+    if not path:find("%.lua$") then return M.read_file(path) end
     local chunk, err = loadfile(path, "t")
     if not chunk then args.fail(err) end
     local template = chunk()

@@ -40,7 +40,7 @@ function M.run(o)
     local llm = require "llmrun"
     if not o.file then args.fail("no text; give a file with -f", 2) end
     if o.window < 4 then args.fail("--window must be at least 4", 2) end
-    local text = common.text_of("@" .. o.file)
+    local text = common.read_file(o.file)
     local parallel = o.whole and 1 or math.max(1, o.parallel)
     local block = o.block_size or 16
     local model <close> = common.load(o, {

@@ -54,14 +54,6 @@ the requests that have come are answered.]],
     },
 }
 
-local function read_file(path)
-    local f, err = io.open(path, "rb")
-    if not f then args.fail(err) end
-    local text = f:read("a")
-    f:close()
-    return text
-end
-
 local function on_off(o, name)
     if o["enable_" .. name] and o["no_enable_" .. name] then
         args.fail(("--enable-%s and --no-enable-%s contradict each other"):format(name:gsub("_", "-"), name), 2)
@@ -76,7 +68,7 @@ local function load_options(o)
     if not chunked then max_batch = math.max(max_batch or 0, o.max_model_len or 8192) end
     return {
         threads = o.threads, ctx = o.max_model_len, compute = o.compute, device = o.device, max_seqs = o.max_num_seqs,
-        max_batch_tokens = max_batch, template = o.chat_template and read_file(o.chat_template) or nil,
+        max_batch_tokens = max_batch, template = o.chat_template and common.read_file(o.chat_template) or nil,
         kv = { type = type, block_size = o.block_size, memory = o.kv_memory,
             prefix_cache = on_off(o, "prefix_caching") },
     }

@@ -42,7 +42,7 @@ function M.run(o)
         print((vocab:decode(ids, o.special or false)))
         return 0
     end
-    local text = o.prompt and common.text_of(o.prompt) or io.read("a")
+    local text = o.prompt and common.text_of(o.prompt) or common.read_stdin()
     local ids, why = vocab:encode(text, { special = o.special, bos = o.bos })
     if not ids then args.fail(why) end
     if o.count then
