@@ -183,10 +183,22 @@ function Response:event(data)
     if not self.begun then
         self.headers["Cache-Control"] = "no-cache"
         self.headers["X-Accel-Buffering"] = "no"
+        self.events = true
         self:begin(200, "text/event-stream")
     end
     if type(data) ~= "string" then data = assert(json.encode(data, { replace = true })) end
     return self:write("data: " .. data .. "\n\n")
+end
+
+--- The last word after a failure: an error answer; in a stream of events an event with the error. Other streams are cut
+--- off, so that the client can tell.
+function Response:broken(status, message, param, code)
+    if not self.begun then return self:fail(status, message, param, code) end
+    if not self.events or self.ended or self.writing then return end
+    local body = assert(json.encode(M.error_body(status, message, param, code), { replace = true }))
+    self.ended = true
+    self.core:write("data: " .. body .. "\n\n")
+    self.core:finish()
 end
 
 --- Ends a stream.

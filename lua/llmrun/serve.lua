@@ -160,11 +160,7 @@ local function ended(self, x, task)
             self.log(("%s %s: %s"):format(x.req.method, x.req.path, task.trace or tostring(task.error)))
             status, message, code = 500, "the server failed at this request", "internal_error"
         end
-        if not res.begun then
-            pcall(res.fail, res, status, message, param, code)
-        elseif res.on_error then
-            pcall(res.on_error, status, message, code)
-        end
+        pcall(res.broken, res, status, message, param, code)
     elseif task.state == "cancelled" and not x.gone and not res.begun then
         pcall(res.fail, res, 503, "the request was ended: " .. tostring(task.cancel_reason), nil, "cancelled")
     end

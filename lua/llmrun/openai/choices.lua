@@ -44,7 +44,7 @@ function Records:take(upto)
     return table.move(waiting, 1, n, 1, {})
 end
 
---- What an error of the engine's becomes for a client.
+--- What an error of the engine's becomes for a client, before any work is done.
 function M.raise(e)
     if not errors.is(e) then error(e, 0) end
     local text = e.message:gsub("^[^\n]-:%d+: ", ""):gsub("^s:%a+: ", "")
@@ -68,22 +68,21 @@ M.guarded = guarded
 ---@param gen table options of s:gen
 ---@param on_piece? function
 function M.run(model, s, gen, on_piece)
-    return guarded(function()
-        local sent, records = 0, gen.logprobs and new_records(model, gen.special)
-        for piece in s:stream(gen) do
-            sent = sent + #piece
-            if on_piece then
-                if records then records:feed(s.op.req:logprobs(records.seen)) end
-                on_piece(piece, records and records:take(sent))
-            end
+    local sent, records = 0, gen.logprobs and new_records(model, gen.special)
+    local next_piece, state, first, guard = guarded(s.stream, s, gen)
+    for piece in next_piece, state, first, guard do
+        sent = sent + #piece
+        if on_piece then
+            if records then records:feed(s.op.req:logprobs(records.seen)) end
+            on_piece(piece, records and records:take(sent))
         end
-        local r = s.result
-        if records then
-            records:feed(r.logprobs, records.seen + 1)
-            r.records = records:take(r.stop and #r.text or nil)
-        end
-        return r
-    end)
+    end
+    local r = s.result
+    if records then
+        records:feed(r.logprobs, records.seen + 1)
+        r.records = records:take(r.stop and #r.text or nil)
+    end
+    return r
 end
 
 --- fn(i) for 1 to n side by side, all ended if one fails or the caller is ended. Returns the list of results.
@@ -147,9 +146,12 @@ end
 
 local function bytes_of(text) return json.array { text:byte(1, -1) } end
 
+--- A log-probability that JSON can hold.
+local function finite(v) return v > -9999.0 and v or -9999.0 end
+
 local entry_keys = { "token", "logprob", "bytes" }
 local function entry(r)
-    return json.object({ token = r.text, logprob = r.logprob, bytes = bytes_of(r.text) }, entry_keys)
+    return json.object({ token = r.text, logprob = finite(r.logprob), bytes = bytes_of(r.text) }, entry_keys)
 end
 
 --- Records in the shape of chat answers.
@@ -208,13 +210,13 @@ function M.completion_logprobs(records, counter, n_top)
     local tokens, logprobs, tops, offsets = json.array(), json.array(), json.array(), json.array()
     for i, r in ipairs(records) do
         tokens[i] = key_of(r.text)
-        logprobs[i] = r.logprob or json.null
+        logprobs[i] = r.logprob and finite(r.logprob) or json.null
         offsets[i] = counter:add(r.hidden and "" or r.text)
         local top = json.null
         if r.logprob then
             top = json.object()
-            for k = 1, math.min(n_top, #(r.top or {})) do top[key_of(r.top[k].text)] = r.top[k].logprob end
-            top[key_of(r.text)] = r.logprob
+            for k = 1, math.min(n_top, #(r.top or {})) do top[key_of(r.top[k].text)] = finite(r.top[k].logprob) end
+            top[key_of(r.text)] = finite(r.logprob)
         end
         tops[i] = top
     end
