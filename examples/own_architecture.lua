@@ -1,11 +1,11 @@
--- An architecture of our own: the layers of SmolLM2 written from scratch, in this file, and checked against the built-in.
+-- An architecture of our own: SmolLM2's layers written from scratch, and checked against the built-in ones.
 --
 --   llmrun examples/own_architecture.lua [MODEL]
 --
 -- An architecture is a function that gets a graph g and the file's hyperparameters hp. It is called once, at load, says
 -- which operations follow each other and which tensors of the file they use, and returns the logits. C plans and runs
--- it. Every shape is checked on the way: the last lines ask for a wrong one, to show what the error says. The function may
--- as well stand in a file of its own: llm.load(model, { arch = "mine.lua" }).
+-- it. Every shape is checked on the way: the last lines ask for a wrong one, to show what the error says. The function
+-- may as well stand in a file of its own: llm.load(model, { arch = "mine.lua" }).
 --
 -- test-args: {smollm2}
 -- test-expect: layers: 30
