@@ -54,6 +54,7 @@ local function run_program(path, argv, first)
         chunk, err = loadfile(path, "t")
     end
     if not chunk then
+        if err:find("^attempt to load a binary chunk") then err = path .. ": compiled Lua is not run, only source" end
         io.stderr:write("llmrun: ", err, "\n")
         return 1
     end
@@ -112,6 +113,7 @@ function M.main(argv)
     end
     if name == "-" or name:find("%.lua$") or core.stat(name) == "file" then return run_program(name, argv, 2) end
     if name:sub(1, 1) == "-" then return fail_usage("unknown flag " .. name) end
+    if core.stat(name) == "folder" then return fail_usage(name .. " is a folder; a program is a file") end
     local close = require("llmrun.options").closest(name, M.commands)
     return fail_usage(("no command or file '%s'%s"):format(name, close and "; did you mean " .. close .. "?" or ""))
 end
