@@ -169,9 +169,9 @@ typedef enum lr_finish {
 /* Restricts which tokens may come (a grammar). Called in a step; user is borrowed unless free is set. */
 typedef struct lr_constraint {
     void *user;
-    /* Allowed-token bits (n_vocab bits, bit i % 32 of word i / 32) for the next token, or NULL: all. Stay valid until
-     * the next call. */
-    const uint32_t *(*mask)(void *user);
+    /* *bits: allowed-token bits (n_vocab bits, bit i % 32 of word i / 32) for the next token, or NULL: all. They stay
+     * valid until the next call. Negative = error: the request fails with it. */
+    int (*mask)(void *user, const uint32_t **bits, lr_error *err);
     /* The token was taken: 0 = go on, 1 = nothing may follow (finish "stop"), negative = error. Not called for the
      * token that ends a request. */
     int (*accept)(void *user, int32_t token, lr_error *err);

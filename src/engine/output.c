@@ -124,7 +124,9 @@ static int draw(lr_request *r, float *logits, int32_t *id, float *logprob, lr_er
     int rc = lr_request__more_recs(r, err); /* the best of this token have their place behind those before */
     if (rc) return rc;
     lr_top *top = r->n_top > 0 ? r->tops + r->n_recs * (size_t)r->n_top : NULL;
-    const uint32_t *mask = r->con.mask ? r->con.mask(r->con.user) : NULL;
+    const uint32_t *mask = NULL;
+    if (r->con.mask) rc = r->con.mask(r->con.user, &mask, err);
+    if (rc < 0) return rc;
     *logprob = NAN;
     return lr_sampler_draw(r->sampler, logits, mask, &ctx, r->n_top, id, logprob, top, err);
 }
