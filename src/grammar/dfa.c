@@ -340,7 +340,7 @@ uint32_t lr_dfa__trans_slow(lr_grammar *g, uint32_t d, unsigned cls)
         if (!reach(g, q->a, (uint32_t)(s->items[i] >> 32))) return D_DEAD;
     }
     uint32_t t = lr_dfa__intern(g);
-    if (!g->w.err.code) g->d[d].trans[cls] = t;
+    if (!g->w.err.code) g->d[d].trans[cls] = g->d[t].flags & D_PLAIN ? t | PLAIN : t;
     return t;
 }
 
@@ -441,7 +441,7 @@ static void mark(lr_grammar *g, uint32_t d)
 
 static void forget(lr_grammar *g, uint32_t *d)
 {
-    if (*d != D_DEAD && *d != D_UNKNOWN && !(g->d[*d].flags & D_MARK)) *d = D_UNKNOWN;
+    if (*d != D_DEAD && *d != D_UNKNOWN && !(g->d[*d & ~PLAIN].flags & D_MARK)) *d = D_UNKNOWN;
 }
 
 static void mark_all(lr_grammar *g)

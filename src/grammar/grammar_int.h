@@ -180,6 +180,7 @@ int lr_scc(uint32_t n, const uint32_t *edge_at, const uint32_t *edge, uint32_t *
 
 #define D_UNKNOWN UINT32_MAX
 #define D_DEAD    0u
+#define PLAIN     0x80000000u /* in tables of transitions only */
 #define OPEN      0x80000000u /* counts from here on are of a loop without bounds; see count.c */
 
 enum {
@@ -197,7 +198,7 @@ typedef struct lr_count lr_count;
 
 typedef struct dstate {
     uint64_t *items; /* (n) sorted, then n_calls pairs: rule, DFA state after it (D_UNKNOWN until needed) */
-    uint32_t *trans; /* (n_cls) full states after a byte, or NULL */
+    uint32_t *trans; /* (n_cls) full states after a byte, with PLAIN if they are plain; or NULL */
     lr_base *base;   /* cached mask of the byte part, or NULL */
     lr_count *cnt;   /* the same for states of a loop without bounds */
     struct {
@@ -307,7 +308,7 @@ static inline uint32_t lr_dfa__trans(lr_grammar *g, uint32_t d, unsigned cls)
 {
     const uint32_t *t = g->d[d].trans;
     uint32_t r = t ? t[cls] : D_UNKNOWN;
-    return r != D_UNKNOWN ? r : lr_dfa__trans_slow(g, d, cls);
+    return r != D_UNKNOWN ? r & ~PLAIN : lr_dfa__trans_slow(g, d, cls);
 }
 void lr_dfa__free_all(lr_grammar *);
 

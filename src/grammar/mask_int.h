@@ -5,8 +5,9 @@
 
 /* The state at one depth of the trie. */
 typedef struct level {
-    uint32_t n, off; /* n > 1: items at off of the walk's list */
-    gitem one;       /* n == 1 */
+    uint32_t n, off;       /* n > 1: items at off of the walk's list */
+    gitem one;             /* n == 1 */
+    const uint32_t *trans; /* n == 1: its table, if there is one yet */
     bool ends;
 } level;
 

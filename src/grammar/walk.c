@@ -62,6 +62,7 @@ static bool put_level(walker *k, level *l, const level *above, const gitem *it, 
     l->ends = ends;
     l->off = above ? above->off + (above->n > 1 ? above->n : 0) : 0;
     if (n == 1) l->one = it[0];
+    l->trans = n == 1 ? k->g->d[it[0].d].trans : NULL;
     if (n < 2) return true;
     if (l->off + n > k->cap_items) {
         uint32_t cap = (l->off + n) * 2 + 64;
@@ -80,6 +81,7 @@ static bool slow_step(walker *k, const level *above, level *l, unsigned byte, un
     lr_grammar *g = k->g;
     l->n = 0;
     l->ends = false;
+    l->trans = NULL;
     lr_step__byte(g, above->n == 1 ? &above->one : k->items + above->off, above->n, byte);
     if (g->w.err.code) return false;
     if (g->w.kernel.n == 0) return true;
@@ -88,48 +90,84 @@ static bool slow_step(walker *k, const level *above, level *l, unsigned byte, un
     return put_level(k, l, above, g->w.out.at, g->w.out.n, g->w.ends);
 }
 
-bool lr_walk(walker *k, uint32_t v, const gitem *it, uint32_t n, uint32_t but)
+/* As long as one plain state follows another: from node i on; -> the first node that takes more, or end. */
+static uint32_t walk_plain(walker *k, uint32_t i, uint32_t end, unsigned base)
+{
+    const tnode *node = k->t->node;
+    const uint8_t *cls = k->g->n->cls;
+    const dstate *d = k->g->d;
+    uint32_t *bits = k->bits, visited = 0;
+    while (i < end) {
+        const tnode *t = &node[i];
+        level *l = &k->lev[t->depth - base];
+        const uint32_t *trans = l[-1].trans;
+        if (!trans) break;
+        uint32_t to = trans[cls[t->byte]], same = l[-1].one.d;
+        visited++;
+        if (to != (same | PLAIN)) { /* that branch is why the next table seldom waits for this one */
+            if (to == D_DEAD) {
+                i = t->skip;
+                continue;
+            }
+            if (to == D_UNKNOWN || !(to & PLAIN)) break;
+            same = to & ~PLAIN;
+            trans = d[same].trans;
+        }
+        if (t->token >= 0) lr_walk__allow(k, bits, t);
+        l->n = 1;
+        l->off = l[-1].off;
+        l->one.d = same;
+        l->one.f = l[-1].one.f;
+        l->trans = trans;
+        l->ends = false;
+        i++;
+    }
+    k->g->walked += visited;
+    return i;
+}
+
+/* Node i, whatever it takes: l becomes its state. False: w.err. */
+static bool walk_node(walker *k, uint32_t i, level *l)
 {
     lr_grammar *g = k->g;
+    const tnode *t = &k->t->node[i];
+    level *above = l - 1;
+    bool holes = g->n->n_hole != 0, leaf = t->skip == i + 1;
+    if (k->path) k->path[t->depth - 1] = (char)t->byte;
+    uint32_t to = above->n == 1 ? lr_dfa__trans(g, above->one.d, g->n->cls[t->byte]) : D_UNKNOWN;
+    if (above->n == 1) above->trans = g->d[above->one.d].trans;
+    if (to == D_DEAD) {
+        l->n = 0;
+        l->ends = false;
+        return !g->w.err.code;
+    }
+    if (to != D_UNKNOWN && (g->d[to].flags & D_PLAIN)) {
+        *l = (level){.n = 1, .off = above->off, .one = {to, above->one.f}, .trans = g->d[to].trans};
+    } else if (!slow_step(k, above, l, t->byte, t->depth)) {
+        return false;
+    }
+    if (t->token >= 0 && (l->n > 0 || (l->ends && (!k->want_pops || !holes)))) lr_walk__allow(k, k->bits, t);
+    return !l->ends || !k->want_pops || (leaf && !(holes && l->n == 0)) || lr_walk__add_pop(k, i);
+}
+
+bool lr_walk(walker *k, uint32_t v, const gitem *it, uint32_t n, uint32_t but)
+{
     const tnode *node = k->t->node;
-    const uint8_t *cls = g->n->cls;
-    bool holes = g->n->n_hole != 0;
-    uint32_t end = node[v].skip, i = v + 1, visited = 0;
+    bool plain = !k->path && !but;
+    uint32_t end = node[v].skip, i = v + 1;
     unsigned base = node[v].depth;
     if (!put_level(k, &k->lev[0], NULL, it, n, false)) return false;
     if (n == 0) return true;
-    while (i < end) {
-        const tnode *t = &node[i];
-        const level *above = &k->lev[t->depth - base - 1];
-        level *l = &k->lev[t->depth - base];
-        visited++;
+    for (;;) {
+        if (plain) i = walk_plain(k, i, end, base);
+        if (i >= end) return true;
+        level *l = &k->lev[node[i].depth - base];
+        k->g->walked++;
         if (i == but) {
-            i = t->skip;
+            i = node[i].skip;
             continue;
         }
-        if (k->path) k->path[t->depth - 1] = (char)t->byte;
-        uint32_t to = above->n == 1 ? lr_dfa__trans(g, above->one.d, cls[t->byte]) : D_UNKNOWN;
-        if (to != D_UNKNOWN && to != D_DEAD && (g->d[to].flags & D_PLAIN)) {
-            l->n = 1;
-            l->off = above->off;
-            l->one = (gitem){to, above->one.f};
-            l->ends = false;
-        } else if (to == D_DEAD) {
-            if (g->w.err.code) return false;
-            i = t->skip;
-            continue;
-        } else if (!slow_step(k, above, l, t->byte, t->depth)) {
-            return false;
-        }
-        if (l->n == 0 && !l->ends) {
-            i = t->skip;
-            continue;
-        }
-        bool leaf = t->skip == i + 1;
-        if (t->token >= 0 && (l->n > 0 || !k->want_pops || !holes)) lr_walk__allow(k, k->bits, t);
-        if (l->ends && k->want_pops && (!leaf || (holes && l->n == 0)) && !lr_walk__add_pop(k, i)) return false;
-        i = l->n ? i + 1 : t->skip;
+        if (!walk_node(k, i, l)) return false;
+        i = l->n ? i + 1 : node[i].skip;
     }
-    g->walked += visited;
-    return true;
 }
