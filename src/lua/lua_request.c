@@ -1,5 +1,7 @@
 /* lua_request.c - binds requests: work on one sequence, and what has come of it so far. */
+#include "engine/constrain.h"
 #include "lua/lua_engine_int.h"
+#include "lua/lua_grammar_int.h"
 #include <math.h>
 #include <string.h>
 
@@ -53,9 +55,24 @@ static void read_params(lua_State *L, int idx, lr_req_params *p, int n_vocab)
         p->stop_ids = lr_lua_check_ids(L, lua_gettop(L), n_vocab, &p->n_stop_ids);
 }
 
+/* The constraint of opts.matcher, if there is one: a copy, so that the one in Lua stays where it is. */
+static int make_constraint(lr_matcher *m, int n_vocab, lr_constraint *con, lr_req_params *p, lr_error *err)
+{
+    lr_matcher *copy;
+    if (!m) return 0;
+    int rc = lr_matcher_copy(&copy, m, err);
+    if (rc) return rc;
+    rc = lr_constraint_of_matcher(con, copy, n_vocab, err);
+    if (rc)
+        lr_matcher_free(copy);
+    else
+        p->constraint = con;
+    return rc;
+}
+
 /* e:request(seq, { kind = "generate" | "logits" | "score", key = integer, stages = {...}, seed = n, max_tokens, stop,
- * stop_ids, ignore_eos, special, n_top, score_from, priority, deadline, tenant, tag }) -> request; nil, text, code.
- * key is what next_event gives. */
+ * stop_ids, ignore_eos, special, n_top, score_from, priority, deadline, tenant, tag, matcher }) -> request; nil, text,
+ * code. key is what next_event gives. */
 int lr_lua_engine_request(lua_State *L)
 {
     static const char *const kinds[] = {"generate", "logits", "score", NULL};
@@ -77,11 +94,18 @@ int lr_lua_engine_request(lua_State *L)
     lua_pushvalue(L, 2);
     lua_setiuservalue(L, self, 2);
     lr_lua_keep_tag(L, 3, "tag", self, 3);
+    lr_matcher *m = NULL;
+    if (p.kind == LR_REQ_GENERATE && lua_getfield(L, 3, "matcher") != LUA_TNIL)
+        m = lr_lua_check_matcher(L, lua_gettop(L));
     if (p.kind == LR_REQ_GENERATE && lua_getfield(L, 3, "stages") != LUA_TNIL)
         p.sampler = lr_lua_make_sampler(L, lua_gettop(L), (uint64_t)seed, n_vocab);
     lr_error err;
-    if (lr_request_new(eng->e, seq->s, &p, &u->r, &err)) {
+    lr_constraint con;
+    int rc = make_constraint(m, n_vocab, &con, &p, &err);
+    if (!rc) rc = lr_request_new(eng->e, seq->s, &p, &u->r, &err);
+    if (rc) {
         lr_sampler_free(p.sampler);
+        if (p.constraint) con.free(con.user);
         return lr_lua_fail(L, &err);
     }
     lua_settop(L, self);
