@@ -25,6 +25,8 @@ static int accept(void *user, int32_t token, lr_error *err)
     return rc ? rc : lr_matcher_done(c->m);
 }
 
+static void start(void *user, bool strip_space) { lr_matcher_strip_space(((constrain *)user)->m, strip_space); }
+
 static void destroy(void *user)
 {
     constrain *c = user;
@@ -39,7 +41,7 @@ int lr_constraint_of_matcher(lr_constraint *out, lr_matcher *m, int n_vocab, lr_
     constrain *c = lr_calloc(1, sizeof *c + words * sizeof *c->bits);
     if (!c) return lr_fail(err, LR_ENOMEM, "no memory for a constraint");
     c->m = m;
-    *out = (lr_constraint){.user = c, .mask = mask, .accept = accept, .free = destroy};
+    *out = (lr_constraint){.user = c, .mask = mask, .accept = accept, .start = start, .free = destroy};
     return 0;
 }
 

@@ -175,6 +175,9 @@ typedef struct lr_constraint {
     /* The token was taken: 0 = go on, 1 = nothing may follow (finish "stop"), negative = error. Not called for the
      * token that ends a request. */
     int (*accept)(void *user, int32_t token, lr_error *err);
+    /* The request is queued. strip_space: the text's first piece will lose a first space (after a control token, in
+     * vocabularies that put one before a text). NULL: not wanted. */
+    void (*start)(void *user, bool strip_space);
     void (*free)(void *user); /* with the request, or NULL */
 } lr_constraint;
 

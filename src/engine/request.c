@@ -243,6 +243,7 @@ int lr_request_new(lr_engine *e, lr_seq *s, const lr_req_params *p, lr_request *
     e->next_req++;
     if (p->sampler && p->kind == LR_REQ_GENERATE) r->sampler = p->sampler;
     if (p->constraint && p->kind == LR_REQ_GENERATE) r->con = *p->constraint;
+    if (r->con.start) r->con.start(r->con.user, r->detok.strip);
     r->next = e->requests;
     if (e->requests) e->requests->prev = r;
     e->requests = r;

@@ -132,6 +132,8 @@ int lr_matcher_new(lr_matcher **out, lr_grammar *g, lr_grammar_trie *t, const lr
 void lr_matcher_free(lr_matcher *); /* NULL is allowed */
 /* A matcher that stands where this one does, history included. */
 int lr_matcher_copy(lr_matcher **out, const lr_matcher *, lr_error *err);
+/* Whether the first piece loses a first space; matters until a token is taken. */
+void lr_matcher_strip_space(lr_matcher *, bool on);
 lr_grammar *lr_matcher_grammar(const lr_matcher *); /* borrowed */
 
 /* Words of a mask: ceil(vocabulary size / 32). */

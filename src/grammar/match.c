@@ -132,6 +132,7 @@ int lr_matcher_copy(lr_matcher **out, const lr_matcher *o, lr_error *err)
     return 0;
 }
 
+void lr_matcher_strip_space(lr_matcher *m, bool on) { m->o.strip_space = on; }
 lr_grammar *lr_matcher_grammar(const lr_matcher *m) { return m->g; }
 size_t lr_matcher_words(const lr_matcher *m) { return ((size_t)m->t->n_vocab + 31) / 32; }
 size_t lr_matcher_taken(const lr_matcher *m) { return m->taken; }

@@ -136,6 +136,56 @@ static void test_dead_end(void **state)
     lr_engine_free(e);
 }
 
+/* In a vocabulary that puts a space before a text, the first piece behind a control token has one that is not shown. */
+static void test_space(void **state)
+{
+    for (int kind = 0; kind < 2; kind++) {
+        lr_str tok[] = {LR_STR("<unk>"),
+                        LR_STR("<s>"),
+                        LR_STR("</s>"),
+                        LR_STR("\xe2\x96\x81"),
+                        LR_STR("\xe2\x96\x81"
+                               "a"),
+                        LR_STR("a"),
+                        LR_STR("b")};
+        enum { N = sizeof tok / sizeof *tok };
+        int32_t types[N] = {LR_TT_UNKNOWN, LR_TT_CONTROL, LR_TT_CONTROL, 1, 1, 1, 1};
+        float scores[N] = {0};
+        lr_vocab_spec spec = {.model = "llama",
+                              .n_tokens = N,
+                              .tokens = tok,
+                              .scores = scores,
+                              .types = types,
+                              .bos = 1,
+                              .eos = 2,
+                              .eot = -1,
+                              .pad = -1,
+                              .add_space_prefix = kind == 1};
+        lr_vocab *v;
+        lr_error err;
+        if (lr_vocab_new(&v, &spec, &err)) fail_msg("%s", err.text);
+        lr_matcher *m = matcher_of("ab", v);
+        lr_matcher_strip_space(m, kind == 1);
+        uint32_t bits[1];
+        assert_int_equal(lr_matcher_mask(m, bits, NULL, &err), 0);
+        assert_int_equal(bits[0], kind ? 1u << 4 | 1u << 5 : 1u << 5); /* never the space alone */
+        assert_int_equal(lr_matcher_allows(m, 4), kind == 1);
+        assert_int_equal(lr_matcher_accept(m, kind ? 4 : 5, &err), 0);
+        assert_int_equal(lr_matcher_mask(m, bits, NULL, &err), 0);
+        assert_int_equal(bits[0], 1u << 6);
+        assert_int_equal(lr_matcher_rollback(m, 1, &err), 0);
+        assert_int_equal(lr_matcher_allows(m, 4), kind == 1);
+        lr_matcher_free(m);
+        /* the text starts with a space: it takes two */
+        m = matcher_of(" a", v);
+        lr_matcher_strip_space(m, kind == 1);
+        assert_int_equal(lr_matcher_mask(m, bits, NULL, &err), 0);
+        assert_int_equal(bits[0], kind ? 0 : 1u << 3 | 1u << 4);
+        lr_matcher_free(m);
+        lr_vocab_unref(v);
+    }
+}
+
 /* ---- holes ---- */
 
 typedef struct asked {
@@ -207,7 +257,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_forced),   cmocka_unit_test(test_end),   cmocka_unit_test(test_preempted),
-        cmocka_unit_test(test_dead_end), cmocka_unit_test(test_holes),
+        cmocka_unit_test(test_dead_end), cmocka_unit_test(test_space), cmocka_unit_test(test_holes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
