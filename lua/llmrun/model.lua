@@ -46,7 +46,9 @@ local function engine_config(call, o, default_kv_type)
         prefix_cache = kv.prefix_cache, hash_bits = kv.hash_bits, spill = kv.spill, spill_bytes = kv.spill_bytes,
     }
     if kv.memory then
-        if kv.memory <= 0 then errors.raise(call, "kv.memory: a fraction below 1 or a number of bytes expected") end
+        if not (kv.memory > 0 and kv.memory < 2 ^ 53) then
+            errors.raise(call, "kv.memory: a fraction below 1 or a number of bytes expected")
+        end
         if kv.memory < 1 then c.kv_fraction = kv.memory else c.kv_bytes = math.tointeger(kv.memory // 1) end
     end
     return c

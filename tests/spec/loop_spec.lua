@@ -304,6 +304,7 @@ describe("branches", function()
         for _, case in ipairs {
             { "llm.spawn: function expected, got nil", llm.spawn },
             { "llm.sleep: number of seconds expected", llm.sleep, "x" },
+            { "llm.timeout: number of seconds expected", llm.timeout, 0 / 0, wait },
             { "llm.all: branch 1: function expected, got number", llm.all, { 1 } },
             { "llm.map: unknown option 'concurency' (did you mean 'concurrency'?)", llm.map, {}, wait,
                 { concurency = 1 } },
