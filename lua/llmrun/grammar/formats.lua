@@ -1,7 +1,7 @@
 --- Patterns of the formats of JSON Schema. Each matches only texts that the format allows; some leave rare ones out
---- (leap seconds, comments and quoted names in mail addresses, IPv6 zones, characters beyond ASCII in iri, idn-email and
---- idn-hostname, expressions in uri-template). Formats that are not here say nothing about the text, as the standard has
---- it.
+--- (leap seconds, comments and quoted names in mail addresses, "--" in host names, IPv6 in URIs and IPv6 zones,
+--- characters beyond ASCII in iri, idn-email and idn-hostname, expressions in uri-template). Formats that are not here
+--- say nothing about the text, as the standard has it.
 
 local M = {}
 
@@ -13,7 +13,7 @@ local date = "(?:" .. year .. "-" .. month_day .. "|" .. leap .. "-02-29)"
 local clock = "(?:[01][0-9]|2[0-3]):[0-5][0-9]:[0-5][0-9](?:\\.[0-9]{1,9})?"
 local zone = "(?:Z|[+-](?:[01][0-9]|2[0-3]):[0-5][0-9])"
 
-local label = "[A-Za-z0-9](?:[A-Za-z0-9-]{0,61}[A-Za-z0-9])?"
+local label = "[A-Za-z0-9](?:-?[A-Za-z0-9]){0,30}" -- never "--"
 local host = label .. "(?:\\." .. label .. "){0,3}"
 local atom = "[A-Za-z0-9!#$%&'*+/=?^_`{|}~-]{1,20}"
 local email = atom .. "(?:\\." .. atom .. "){0,2}@" .. host
@@ -50,7 +50,8 @@ local authority = "//(?:(?:[A-Za-z0-9._~!$&'()*+,;=:-]|" .. escaped .. ")*@)?(?:
 local path_absolute = "/(?:" .. pchar .. "+(?:/" .. pchar .. "*)*)?"
 local scheme = "[A-Za-z][A-Za-z0-9+.-]*:"
 local uri = scheme .. "(?:" .. authority .. "|" .. path_absolute .. "|" .. pchar .. "+(?:/" .. pchar .. "*)*|)" .. tail
-local relative = "(?:" .. authority .. "|" .. path_absolute .. "|" .. segment_start .. "+(?:/" .. pchar .. "*)*|)" .. tail
+local relative = "(?:" .. authority .. "|" .. path_absolute .. "|" .. segment_start .. "+(?:/" .. pchar .. "*)*|)" ..
+    tail
 local uri_reference = "(?:" .. uri .. "|" .. relative .. ")"
 
 local pointer = "(?:/(?:[^/~]|~[01])*)*"

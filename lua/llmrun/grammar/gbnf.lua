@@ -1,6 +1,7 @@
---- GBNF, the grammars that llama.cpp reads: name ::= "literal" [class] . other ( ) | * + ? {m,n}, # comments. Characters
---- are Unicode's; in strings and classes \n \r \t \\ \" \[ \] \] \- \^ \xHH \uHHHH \UHHHHHHHH. A rule ends with its line,
---- unless a parenthesis is open or the line ends with ::= or |. <name> is a hole (see grammar.compile).
+--- GBNF, the grammars that llama.cpp reads: name ::= "literal" [class] . other ( ) | * + ? {m,n}, # comments.
+---
+--- Characters are Unicode's; in strings and classes \n \r \t \\ \" \[ \] \- \^ \xHH \uHHHH \UHHHHHHHH. A rule ends with
+--- its line, unless a parenthesis is open or the line ends with ::= or |. <name> is a hole (see grammar.compile).
 
 local scanner = require "llmrun.grammar.scanner"
 

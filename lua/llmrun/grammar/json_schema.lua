@@ -1,7 +1,6 @@
 --- A JSON schema as a grammar.
 ---
---- Restrictions, all of them on what is written, never on what is accepted: the properties of an object come in the order
---- in which the schema lists them (then those that only `required` names, then others); white space is bounded (see
+--- Restrictions on how a value is written: the properties of an object come in the order in which the schema lists them (then those that only `required` names, then others); white space is bounded (see
 --- values.lua); strings of enum and const are spelt one way; numbers with bounds or multipleOf have no exponent, other
 --- numbers at most 200 digits before the point and a two-digit exponent; integers have no fraction.
 ---
@@ -100,11 +99,11 @@ function Emit:constraint(c)
 end
 
 function Emit:number(c)
-    local whole = not c.types.number
-    if c.low == nil and c.high == nil and #c.multiples == 0 then
-        return whole and self.v:integer() or self.v:number()
+    local kind = not c.types.number and "integer" or c.types.integer and "number" or "fraction"
+    if kind ~= "fraction" and c.low == nil and c.high == nil and #c.multiples == 0 then
+        return kind == "integer" and self.v:integer() or self.v:number()
     end
-    return self.b:regex(numbers.regex(c, whole, c.at), "raw")
+    return self.b:regex(numbers.regex(c, kind, c.at), "raw")
 end
 
 function Emit:string(c)
@@ -182,7 +181,7 @@ local function other_locs(part, on)
     if part.rest_of then
         for _, p in ipairs(part.rest_of) do
             local _, looked = other_locs(p, on)
-            if looked then return out, true end
+            if looked and not p.silent then return out, true end
         end
         return { part.additional }, true
     end
@@ -311,7 +310,8 @@ function Emit:object(c)
     if lo <= sure then lo = 0 end
     if hi and not other and hi >= #members then hi = nil end
     if other and lo > 1 then -- names that are written twice would count twice
-        raise("unsupported", "%s/minProperties: %d cannot be enforced for names that the schema does not list", c.at, lo)
+        raise("unsupported", "%s/minProperties: %d cannot be enforced for names that the schema does not list", c.at,
+            lo)
     end
     local body
     if #members == 0 and other then
@@ -385,33 +385,38 @@ function Emit:unique(c, min, max)
     return g:node(b)
 end
 
--- Arrays with items of a kind: places are items written and items of the kind among them.
+-- Arrays with items of a kind: places are items written and items of the kind among them. If there may be only so many,
+-- the others must be of no such kind.
 function Emit:containing(c, min, max)
-    local k = c.contains[1]
-    if #c.contains > 1 or (k.max and k.max < max) then
-        raise("unsupported", "%s: it cannot be enforced beside maxContains or another contains", k.at)
+    local k, none = c.contains[1], nil
+    if #c.contains > 1 then raise("unsupported", "%s: beside another contains it cannot be enforced", k.at) end
+    if k.max and k.max < max then
+        none = self.schema:opposite(k.loc.schema, k.at)
+        if not none then raise("unsupported", "%s: beside maxContains it cannot be enforced", k.at) end
+        none = self.schema:loc({ anyOf = json.array(none) }, k.at)
     end
-    if k.min > 64 or min > 64 or (max < math.huge and max > 64) then
-        raise("unsupported", "%s: it cannot be enforced beside bounds over 64", k.at)
+    local most = none and k.max or k.min
+    if k.min > most or min > 64 or most > 64 or (max < math.huge and max > 64) then
+        raise("unsupported", "%s: it cannot be enforced beside bounds over 64, or out of order", k.at)
     end
     local prefix = 0
     for _, part in ipairs(c.arrays) do prefix = math.max(prefix, #part.prefix) end
     local top = max < math.huge and max or math.max(min, prefix, 1)
     local g, b = new_graph(c.at), self.b
     g:id "0:0"
+    local function item(from, n, m, locs)
+        if n >= max or not self.schema:satisfiable(locs, 0) then return end
+        local node = self:conjunction(locs)
+        if n > 0 then node = b:seq { self.v.comma, node } end
+        g:edge(from, math.min(n + 1, top) .. ":" .. m, node)
+    end
     for n = 0, top do
-        for m = 0, k.min do
-            local from, to = n .. ":" .. m, math.min(n + 1, top)
-            if n < max then
-                local locs = self.schema:item_locs(c, n + 1)
-                local with = { k.loc, table.unpack(locs) }
-                local head = n == 0 and b:empty() or self.v.comma
-                g:edge(from, to .. ":" .. m, b:seq { head, self:conjunction(locs) })
-                if m < k.min and self.schema:satisfiable(with, 0) then
-                    g:edge(from, to .. ":" .. m + 1, b:seq { head, self:conjunction(with) })
-                end
-            end
-            if n >= min and m == k.min then g:edge(from, "end", b:empty()) end
+        for m = 0, most do
+            local from, locs = n .. ":" .. m, self.schema:item_locs(c, n + 1)
+            local function with(l) return { l, table.unpack(locs) } end
+            item(from, n, m, none and with(none) or locs)
+            if m < most then item(from, n, m + 1, with(k.loc)) end
+            if n >= min and m >= k.min then g:edge(from, "end", b:empty()) end
         end
     end
     g:id "end"

@@ -10,6 +10,7 @@ local M = {}
 
 local INTEGER = "-?(?:0|[1-9][0-9]*)"
 local DECIMAL = INTEGER .. "(?:\\.[0-9]+)?"
+local FRACTION = INTEGER .. "\\.[0-9]*[1-9][0-9]*"
 --- JSON numbers whose value a float can hold: at most 200 digits before the point, exponents of two digits.
 M.any = "-?(?:0|[1-9][0-9]{0,199})(?:\\.[0-9]{1,200})?(?:[eE][+-]?[0-9]{1,2})?"
 M.any_integer = "(?:0|-?[1-9][0-9]*)"
@@ -130,10 +131,12 @@ local function fraction(v)
     return (d.int .. d.frac):gsub("^0+", ""), #d.frac
 end
 
---- The numbers that c allows: { low, low_open, high, high_open, multiples = list }, whole ones if integer.
+--- The numbers that c allows: { low, low_open, high, high_open, multiples = list }. kind: "integer", "number", or
+--- "fraction" for those that are not whole.
 --- -> a regex of core; refuses with the place `at` in front.
-function M.regex(c, integer, at)
-    local set = refuse.check(at, core.regex(integer and M.any_integer or DECIMAL))
+function M.regex(c, kind, at)
+    local all = kind == "integer" and M.any_integer or kind == "fraction" and FRACTION or DECIMAL
+    local set = refuse.check(at, core.regex(all))
     local function narrow(text)
         local part = refuse.check(at, core.regex(text or "[]"))
         set = refuse.check(at, set:both(part))

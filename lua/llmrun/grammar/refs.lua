@@ -63,14 +63,19 @@ function Refs:walk(schema, base, at, depth)
     self.base_of[schema] = base
     self.place_of[schema] = at
     for _, word in ipairs { "$anchor", "$dynamicAnchor" } do
-        if type(schema[word]) == "string" then self.anchor[base .. "#" .. schema[word]] = { schema = schema, at = at } end
+        local name = schema[word]
+        if type(name) == "string" then
+            self.anchor[base .. "#" .. name] = { schema = schema, at = at }
+            if word == "$dynamicAnchor" then self.dynamic[name] = (self.dynamic[name] or 0) + 1 end
+        end
     end
     if type(id) == "string" and id:sub(1, 1) == "#" then self.anchor[base .. id] = { schema = schema, at = at } end
     for word, v in pairs(schema) do
         if type(v) == "table" and type(word) == "string" then
-            if ONE[word] and not (LIST[word] and json.is_array(v)) then self:walk(v, base, Refs.at(at, word), depth + 1) end
             if LIST[word] and json.is_array(v) then
                 for i, s in ipairs(v) do self:walk(s, base, Refs.at(at, word, i - 1), depth + 1) end
+            elseif ONE[word] then
+                self:walk(v, base, Refs.at(at, word), depth + 1)
             elseif MAP[word] then
                 for name, s in pairs(v) do self:walk(s, base, Refs.at(at, word, name), depth + 1) end
             end
@@ -115,9 +120,15 @@ function Refs:resolve(ref, from, at)
     return v, place
 end
 
+--- Whether a $dynamicRef means the same wherever it is reached from.
+function Refs:is_static(ref)
+    local name = type(ref) == "string" and ref:match "#([^/]+)$"
+    return not name or (self.dynamic[name] or 0) <= 1
+end
+
 --- The references of a document.
 local function new(root)
-    local r = setmetatable({ resource = {}, anchor = {}, base_of = {}, place_of = {} }, Refs)
+    local r = setmetatable({ resource = {}, anchor = {}, base_of = {}, place_of = {}, dynamic = {} }, Refs)
     r.resource[""] = { schema = root, at = "#" }
     r:walk(root, "", "#", 0)
     return r

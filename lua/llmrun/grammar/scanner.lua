@@ -95,7 +95,7 @@ local Rules = {}
 Rules.__index = Rules
 
 local function rules(scanner, b, holes)
-    return setmetatable({ s = scanner, b = b, of = {}, used_at = {}, fns = holes or {}, holes = {}, hole_node = {} }, Rules)
+    return setmetatable({ s = scanner, b = b, of = {}, fns = holes or {}, holes = {}, hole_node = {} }, Rules)
 end
 
 function Rules:get(name)
