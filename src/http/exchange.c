@@ -270,6 +270,7 @@ static enum MHD_Result answer(lr_http_req *r)
     r->response = NULL;
     if (go && h->draining) MHD_add_response_header(m, MHD_HTTP_HEADER_CONNECTION, "close");
     int status = r->status;
+    if (!go) lr_http__hang_up(r);
     pthread_mutex_unlock(&h->lock);
     enum MHD_Result ok = go ? MHD_queue_response(r->c, (unsigned)status, m) : MHD_NO;
     if (m) MHD_destroy_response(m);

@@ -90,6 +90,10 @@ void lr_http__tell(lr_http_req *, unsigned what);
 void lr_http__untell(lr_http_req *);
 /* Under the lock: wakes the connection if it is suspended. */
 void lr_http__resume(lr_http_req *);
+/* io, under the lock: closes the connection's socket in both directions. libmicrohttpd drops a connection whose
+ * callback has failed when something happens on it the next time, which may be never; but it looks again and again at
+ * those that have a time limit of their own, so this gives it one. */
+void lr_http__hang_up(lr_http_req *);
 /* Under the lock: the client is gone. */
 void lr_http__lost(lr_http_req *);
 /* Under the lock: frees the request if both sides are done with it. */

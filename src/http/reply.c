@@ -7,6 +7,7 @@
 #include "base/mem.h"
 #include <string.h>
 #include <strings.h>
+#include <sys/socket.h>
 
 /* ---- looking ---- */
 
@@ -46,6 +47,12 @@ void lr_http__resume(lr_http_req *r)
     if (!r->suspended || !r->c) return;
     r->suspended = false;
     MHD_resume_connection(r->c);
+}
+
+void lr_http__hang_up(lr_http_req *r)
+{
+    shutdown(r->conn->fd, SHUT_RDWR);
+    MHD_set_connection_option(r->c, MHD_CONNECTION_OPTION_TIMEOUT, 1u);
 }
 
 void lr_http__lost(lr_http_req *r)
@@ -111,6 +118,7 @@ static ssize_t take(void *cls, uint64_t pos, char *out, size_t max)
     pthread_mutex_lock(&r->h->lock);
     ssize_t got = 0;
     if (r->cut) {
+        lr_http__hang_up(r);
         got = MHD_CONTENT_READER_END_WITH_ERROR;
     } else if (r->n) {
         size_t n = r->n < max ? r->n : max, first = n < r->cap - r->at ? n : r->cap - r->at;
