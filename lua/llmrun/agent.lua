@@ -29,7 +29,8 @@ Agent.__index = Agent
 
 local known = {
     model = "table", session = "table", system = "string", tools = "table", format = "string|table",
-    tool_choice = "string", max_turns = "integer", timeout = "number", tool_timeout = "number", concurrency = "integer", gen = "table",
+    tool_choice = "string", max_turns = "integer", timeout = "number", tool_timeout = "number",
+    concurrency = "integer", gen = "table",
     on_call = "function", on_result = "function", on_turn = "function",
 }
 

@@ -78,6 +78,9 @@ function llm.agent(opts) return require("llmrun.agent").new(opts) end
 --- Runs a program beside the engine and waits for its end: see exec.lua.
 function llm.exec(command, opts) return require("llmrun.exec").exec(command, opts) end
 
+--- Runs a program of a stranger's, within limits: see sandbox.lua.
+function llm.sandbox(source, opts) return require("llmrun.sandbox").run(source, opts) end
+
 --- HTTP requests: see http.lua. Loaded when first used.
 llm.http = setmetatable({}, { __index = function(_, key) return require("llmrun.http")[key] end })
 

@@ -24,6 +24,10 @@ local unseen = {} -- failed tasks that nobody has waited for
 --- Called at Ctrl-C instead of ending the program, if set.
 M.on_interrupt = nil
 
+--- In a sandbox, in place of sleeping: called with 0 between rounds, with the seconds to the next timer (nil: none)
+--- when nothing can run; true if something may happen then.
+M.pause = nil
+
 local function push(task)
     tail = tail + 1
     queue[tail] = task
@@ -373,11 +377,13 @@ local function turn()
     if head <= tail then
         run_timers()
         step_sources()
+        if M.pause then M.pause(0) end
         return true
     end
     run_timers()
     if step_sources() or head <= tail then return true end
     local seconds = timers[1] and math.max(0, timers[1].at - core.now()) or nil
+    if M.pause then return M.pause(seconds) end
     if poll(seconds) then return true end
     if seconds then
         core.sleep(seconds)

@@ -1,9 +1,9 @@
 --- Tools of agents: their definitions, and how models of the families in use write calls of them.
 ---
 --- A format is { name, special = whether control tokens belong to the text, stop = texts behind which nothing of the
---- model's own comes, open = how a call begins, prompt(defs) = what tells a model of the tools whose chat template does not, parse(text, defs) =
---- calls and the text beside them, result(text, call) = what the model reads of a result where its template has no
---- place for it }.
+--- model's own comes, open = how a call begins, prompt(defs) = what tells a model of the tools whose chat template does
+--- not, parse(text, defs) = calls and the text beside them, result(text, call) = what the model reads of a result where
+--- its template has no place for it }.
 ---
 --- A call is { name, arguments (table), raw (its text), id, bare = written without the marks } or, if it can't be read,
 --- { raw, error, name or nil }.

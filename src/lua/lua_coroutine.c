@@ -18,13 +18,27 @@ static lua_State *volatile running;
 static volatile sig_atomic_t interrupted;
 static volatile sig_atomic_t hook_on_interrupt = 1;
 
-enum { IDLE, PARKED };
+enum { IDLE, PARKED, PREEMPTED };
 static void set_parked(lua_State *co, intptr_t v) { memcpy(lua_getextraspace(co), &v, sizeof v); }
-static bool is_parked(lua_State *co)
+static intptr_t parked(lua_State *co)
 {
     intptr_t v;
     memcpy(&v, lua_getextraspace(co), sizeof v);
-    return v == PARKED;
+    return v;
+}
+static bool is_parked(lua_State *co) { return parked(co) != IDLE; }
+
+void lr_lua_preempt(lua_State *L)
+{
+    set_parked(L, PREEMPTED);
+    lua_yield(L, 0);
+}
+
+bool lr_lua_take_preempted(lua_State *co)
+{
+    if (parked(co) != PREEMPTED) return false;
+    set_parked(co, IDLE);
+    return true;
 }
 
 /* Pops a table; pushes the key of the function at stack index fn in it, or nothing. */
@@ -130,6 +144,16 @@ static int core_obstacle(lua_State *L)
     return 1;
 }
 
+/* lua_resetthread, which runs close handlers: they are what runs then, for those who stop what runs. */
+static int reset(lua_State *co)
+{
+    lua_State *before = running;
+    running = co;
+    int st = lua_resetthread(co);
+    running = before;
+    return st;
+}
+
 /* __close of the guard: the coroutine that waits inside this resume is closed with it. */
 #define GUARD "llmrun.resume_guard"
 static int guard_close(lua_State *L)
@@ -139,7 +163,7 @@ static int guard_close(lua_State *L)
     lua_State *co = lua_tothread(L, -1);
     if (!co || !is_parked(co)) return 0;
     set_parked(co, IDLE);
-    lua_resetthread(co);
+    reset(co);
     return 0;
 }
 
@@ -168,7 +192,7 @@ static int resume_failed(lua_State *L, lua_State *co, lua_KContext wrap)
     }
     int st = lua_status(co);
     if (st != LUA_OK && st != LUA_YIELD) {
-        st = lua_resetthread(co); /* closes what is pending, and leaves the error on top */
+        st = reset(co); /* closes what is pending, and leaves the error on top */
         lua_xmove(co, L, 1);
     } else {
         lua_xmove(co, L, 1);
@@ -187,6 +211,7 @@ static int resume_step(lua_State *L, lua_State *co, int n_args, lua_KContext wra
         int n = 0;
         lua_State *before = running;
         running = co;
+        set_parked(co, IDLE);
         int st = lua_resume(co, L, n_args, &n);
         running = before;
         if (st == LUA_OK || (st == LUA_YIELD && !is_parked(co))) {
@@ -202,9 +227,13 @@ static int resume_step(lua_State *L, lua_State *co, int n_args, lua_KContext wra
         lua_pop(co, n);
         if (lua_isyieldable(L)) {
             if (lua_gettop(L) < 2) push_guard(L);
-            set_parked(L, PARKED);
+            set_parked(L, parked(co));
             lua_pushlightuserdata(L, &mark);
             return lua_yieldk(L, 1, wrap, resume_more);
+        }
+        if (lr_lua_take_preempted(co)) {
+            n_args = 0; /* not here: it goes on */
+            continue;
         }
         /* whoever resumed it can't yield: the wait inside fails */
         lua_pushlightuserdata(co, &fail_mark);
@@ -281,10 +310,12 @@ static int core_step(lua_State *L)
     lua_xmove(L, co, n);
     lua_State *before = running;
     running = co;
+    set_parked(co, IDLE);
     int st = lua_resume(co, L, n, &n);
     running = before;
     if (st == LUA_YIELD) {
-        lua_pushstring(L, is_parked(co) ? "parked" : "yielded");
+        bool waits = !lr_lua_take_preempted(co) && is_parked(co);
+        lua_pushstring(L, waits ? "parked" : "yielded");
         lua_pop(co, n);
         return 1;
     }
@@ -302,7 +333,7 @@ static int core_close(lua_State *L)
     luaL_checktype(L, 1, LUA_TTHREAD);
     lua_State *co = lua_tothread(L, 1);
     set_parked(co, IDLE);
-    if (lua_resetthread(co) == LUA_OK) {
+    if (reset(co) == LUA_OK) {
         lua_pushboolean(L, 1);
         return 1;
     }

@@ -6,7 +6,8 @@
  * coroutine that runs and on the thread of the call: every instruction raises an error from then on, so that a pcall in
  * a loop does not swallow it. The signal comes again until the call has ended. Calls inside a call share the outer
  * one's time. Not stopped: C functions (string.find and the like), finalizers and message handlers, where Lua calls no
- * hooks.
+ * hooks. A call with a hard limit is preempted instead when its time is up, where it can yield, and goes on when it is
+ * called again.
  *
  * Memory. Lua's allocator counts; inside a limited call, growth over the limit is refused, upon which Lua collects
  * garbage and, if that is not enough, raises "not enough memory".
@@ -37,7 +38,8 @@ static struct {
     _Atomic bool asleep;
     lua_State *volatile L; /* the thread of the innermost call */
     volatile sig_atomic_t held;
-    bool works; /* the watchdog runs */
+    int64_t hard_at; /* the thread's processor time at which a preemptible call is stopped; 0 = it is not preemptible */
+    bool works;      /* the watchdog runs */
     pthread_once_t once;
     pthread_mutex_t lock;
     pthread_cond_t wake;
@@ -76,11 +78,29 @@ static bool time_is_up(void)
     return (call & 1) && atomic_load(&watch.expired) == call;
 }
 
+static int64_t clock_ns(clockid_t clock)
+{
+    struct timespec t;
+    if (clock_gettime(clock, &t) != 0) return 0;
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+/* A function of our own modules, whose steps belong together. Programs in a sandbox can't have chunks of such a name.
+ */
+static bool is_ours(lua_State *L, lua_Debug *ar)
+{
+    return lua_getinfo(L, "S", ar) && strncmp(ar->source, "@lua/llmrun/", 12) == 0;
+}
+
 static void time_hook(lua_State *L, lua_Debug *ar)
 {
-    (void)ar;
     if (!time_is_up()) { /* left over from a call that has ended */
         lua_sethook(L, NULL, 0, 0);
+        return;
+    }
+    if (watch.hard_at && clock_ns(CLOCK_THREAD_CPUTIME_ID) < watch.hard_at) {
+        if ((ar->event == LUA_HOOKCOUNT || ar->event == LUA_HOOKLINE) && lua_isyieldable(L) && !is_ours(L, ar))
+            lr_lua_preempt(L);
         return;
     }
     luaL_error(L, "over the time limit of a hook: %d ms of processor time",
@@ -100,13 +120,6 @@ static void on_signal(int sig)
     lua_State *L = watch.L, *running = lr_lua_running();
     arm(L);
     if (running && running != L) arm(running);
-}
-
-static int64_t clock_ns(clockid_t clock)
-{
-    struct timespec t;
-    if (clock_gettime(clock, &t) != 0) return 0;
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
 static void tick(void)
@@ -210,7 +223,10 @@ int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_l
     heap.over = false;
     if (lim->bytes && heap.used + (int64_t)lim->bytes < limit) heap.limit = heap.used + (int64_t)lim->bytes;
     watch.L = L;
-    if (timed) begin_time(lim->seconds);
+    if (timed) {
+        watch.hard_at = lim->hard > 0 ? clock_ns(CLOCK_THREAD_CPUTIME_ID) + (int64_t)(lim->hard * 1e9) : 0;
+        begin_time(lim->seconds);
+    }
     int base = lua_gettop(L) - n_args;
     lua_pushcfunction(L, lr_lua_traceback);
     lua_insert(L, base);

@@ -75,6 +75,8 @@ int lr_lua_traceback(lua_State *L);
 typedef struct lr_lua_limits {
     double seconds; /* processor time; 0 = no limit. Inside another limited call that one's counts */
     size_t bytes;   /* growth of the Lua heap; 0 = no limit */
+    double hard;    /* if > 0: what takes longer than `seconds` is preempted (lr_lua_preempt) where it can yield, and
+                       stopped when this much is over */
 } lr_lua_limits;
 /* As lr_lua_call, with limits: LR_ESCRIPT for an error, LR_ELIMIT for what went over, LR_ENOMEM. */
 int lr_lua_call_limited(lua_State *L, int n_args, int n_results, const lr_lua_limits *, lr_error *err);
@@ -100,6 +102,11 @@ void lr_lua_open_grammar(lua_State *L);
 void lr_lua_open_net(lua_State *L);
 void lr_lua_open_curl(lua_State *L);
 void lr_lua_open_exec(lua_State *L);
+void lr_lua_open_pattern(lua_State *L);
+void lr_lua_open_sandbox(lua_State *L);
+
+/* Pushes a table of find, match, gmatch, gsub, each bounded to so many steps a call (lua_pattern.c). */
+void lr_lua_push_patterns(lua_State *L, lua_Integer steps);
 
 /* ---- logits ---- */
 
@@ -148,6 +155,11 @@ void lr_lua_leave_step(lua_State *before);
  */
 lua_State *lr_lua_running(void);
 lua_State *lr_lua_set_running(lua_State *L);
+
+/* In a hook for a count or a line, on a thread that can yield: parks it, so that whoever steps it gets control. */
+void lr_lua_preempt(lua_State *L);
+/* Whether the thread was preempted; it is as any other afterwards. */
+bool lr_lua_take_preempted(lua_State *co);
 
 /* Ctrl-C was pressed and nobody has taken note yet. */
 bool lr_lua_interrupted(void);

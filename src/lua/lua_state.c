@@ -24,10 +24,10 @@ int luaopen_cjson(lua_State *L);
 int luaopen_lpeg(lua_State *L);
 
 static void (*const openers[])(lua_State *) = {
-    lr_lua_open_guard,  lr_lua_open_coroutine, lr_lua_open_sys,    lr_lua_open_model,   lr_lua_open_text,
-    lr_lua_open_graph,  lr_lua_open_logits,    lr_lua_open_sample, lr_lua_open_engine,  lr_lua_open_scripted,
-    lr_lua_open_policy, lr_lua_open_http,      lr_lua_open_json,   lr_lua_open_grammar, lr_lua_open_net,
-    lr_lua_open_curl,   lr_lua_open_exec,
+    lr_lua_open_guard,  lr_lua_open_coroutine, lr_lua_open_sys,     lr_lua_open_model,   lr_lua_open_text,
+    lr_lua_open_graph,  lr_lua_open_logits,    lr_lua_open_sample,  lr_lua_open_engine,  lr_lua_open_scripted,
+    lr_lua_open_policy, lr_lua_open_http,      lr_lua_open_json,    lr_lua_open_grammar, lr_lua_open_net,
+    lr_lua_open_curl,   lr_lua_open_exec,      lr_lua_open_pattern, lr_lua_open_sandbox,
 };
 
 int lr_lua_fail(lua_State *L, const lr_error *err)
@@ -178,6 +178,19 @@ int lr_lua_call(lua_State *L, int n_args, int n_results, lr_error *err)
     return err->code;
 }
 
+/* module_text(name) -> text and path of an embedded module; nil if there is none */
+static int core_module_text(lua_State *L)
+{
+    const char *name = luaL_checkstring(L, 1);
+    for (const struct lr_lua_module *m = lr_lua_modules; m->name; m++) {
+        if (strcmp(m->name, name) != 0) continue;
+        lua_pushlstring(L, (const char *)m->text, m->len);
+        lua_pushstring(L, m->path);
+        return 2;
+    }
+    return 0;
+}
+
 /* Searcher of the embedded modules: the loader and "lua/llmrun/x.lua (embedded)". */
 static int search_embedded(lua_State *L)
 {
@@ -245,6 +258,8 @@ static int open_core(lua_State *L)
 {
     lua_newtable(L);
     for (size_t i = 0; i < sizeof openers / sizeof *openers; i++) openers[i](L);
+    lua_pushcfunction(L, core_module_text);
+    lua_setfield(L, -2, "module_text");
     return 1;
 }
 
