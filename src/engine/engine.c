@@ -193,6 +193,9 @@ static int make_batch(lr_engine *e, lr_error *err)
     e->scratch = lr_malloc(LR_DETOK_CAP);
     if (lr_mul((size_t)e->max_out, (size_t)e->model->n_vocab, &n) && lr_mul(n, sizeof(float), &n))
         e->logits = lr_alloc_aligned(n);
+    if (e->model->n_embd > 0 && lr_mul((size_t)e->max_out, (size_t)e->model->n_embd, &n) &&
+        lr_mul(n, sizeof(float), &n) && !(e->hidden = lr_malloc(n)))
+        return lr_fail(err, LR_ENOMEM, "no memory for hidden rows");
     if (!e->rows || !e->batch || !e->batch_req || !e->out_rows || !e->scratch || !e->logits ||
         lr_engine__list_reserve(&e->running, e->cfg.max_seqs) ||
         lr_engine__list_reserve(&e->started, e->cfg.max_seqs)) {
@@ -244,6 +247,7 @@ void lr_engine_free(lr_engine *e)
     lr_free(e->out_rows);
     lr_free(e->scratch);
     lr_free_aligned(e->logits);
+    lr_free(e->hidden);
     lr_free(e);
 }
 

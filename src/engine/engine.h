@@ -263,6 +263,9 @@ const lr_token_rec *lr_request_tokens(const lr_request *, size_t *n); /* borrowe
 const lr_top *lr_request_top(const lr_request *, size_t i, int *n);
 /* LOGITS: (n_vocab), NULL once a further step has begun. The caller may write to it. */
 float *lr_request_logits(lr_request *, uint64_t *generation);
+/* LOGITS: the final hidden row behind the same logits (*n: its width, lr_model.n_embd), NULL once a further step has
+ * begun or if the model does not tell it. */
+const float *lr_request_hidden(const lr_request *, int *n);
 
 /* "waiting", "length", ... static strings; finish "none" before the end */
 const char *lr_req_state_name(lr_req_state);

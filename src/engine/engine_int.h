@@ -107,6 +107,7 @@ struct lr_engine {
     lr_request **batch_req; /* (max_seqs) */
     int32_t *out_rows;      /* (max_out) */
     float *logits;          /* (max_out, n_vocab) */
+    float *hidden;          /* (max_out, n_embd), NULL if the model tells none */
     char *scratch;          /* (LR_DETOK_CAP) */
     lr_metrics metrics;
     lr_trace *trace;

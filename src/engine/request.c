@@ -451,6 +451,14 @@ float *lr_request_logits(lr_request *r, uint64_t *generation)
     return r->logits && r->logits_generation == r->e->generation ? r->logits : NULL;
 }
 
+const float *lr_request_hidden(const lr_request *r, int *n)
+{
+    const lr_engine *e = r->e;
+    *n = e->model->n_embd;
+    if (!e->hidden || !r->logits || r->logits_generation != e->generation) return NULL;
+    return e->hidden + (size_t)(r->logits - e->logits) / (size_t)e->model->n_vocab * (size_t)*n;
+}
+
 void lr_request_inject(lr_request *r, lr_fault fault, int after)
 {
     r->fault = fault;

@@ -15,6 +15,7 @@ static void add_to_batch(lr_engine *e, lr_batch *b, lr_request *r)
     memcpy(e->rows + b->n_rows, q->tokens + pos, (size_t)r->granted * sizeof *e->rows);
     r->out = b->n_out;
     r->n_out = 0;
+    if (r->info.kind == LR_REQ_LOGITS) b->hidden = e->hidden;
     for (int i = 0; i < r->granted; i++) {
         if (pos + i < from) continue;
         e->out_rows[b->n_out++] = b->n_rows + i;

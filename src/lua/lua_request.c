@@ -250,6 +250,16 @@ static int request_logits(lua_State *L)
     return 1;
 }
 
+/* r:hidden() -> the final hidden row behind these logits, as the bytes of its floats; nil if there is none */
+static int request_hidden(lua_State *L)
+{
+    int n;
+    const float *x = lr_request_hidden(check_request(L, 1)->r, &n);
+    if (!x) return 0;
+    lua_pushlstring(L, (const char *)x, (size_t)n * sizeof *x);
+    return 1;
+}
+
 static int request_cancel(lua_State *L)
 {
     lr_request_cancel(check_request(L, 1)->r);
@@ -285,6 +295,7 @@ void lr_lua_open_request(lua_State *L)
                                        {"logprobs", request_logprobs},
                                        {"logprob_sum", request_logprob_sum},
                                        {"logits", request_logits},
+                                       {"hidden", request_hidden},
                                        {"cancel", request_cancel},
                                        {"active", request_active},
                                        {"set_priority", request_set_priority},
