@@ -2,8 +2,8 @@
 ---
 ---   req: method, path, query (table), headers (names in lower case), body, id, peer, params (of the route), key (name
 ---        of the API key), models (list), server; req:json([opts]); req.gone
----   res: res:header(name, value), res:write(text) (a stream; waits while the client is slow), res:event(data) (one
----        server-sent event), res:finish(); or at once: res:answer(status, text, type), res:json(value, status),
+---   res: res:header(name, value), res:write(text) (a stream; waits while the client is slow), res:event(data, name)
+---        (one server-sent event), res:finish(); or at once: res:answer(status, text, type), res:json(value, status),
 ---        res:fail(status, message, param, code); res.status, res.begun
 ---
 --- exchange.fail(...) raises an error that becomes that answer.
@@ -178,8 +178,8 @@ function Response:write(text)
     return self
 end
 
---- One server-sent event: a text, or a value that is sent as JSON.
-function Response:event(data)
+--- One server-sent event: a text, or a value that is sent as JSON; and its name, if it has one.
+function Response:event(data, name)
     if not self.begun then
         self.headers["Cache-Control"] = "no-cache"
         self.headers["X-Accel-Buffering"] = "no"
@@ -187,7 +187,7 @@ function Response:event(data)
         self:begin(200, "text/event-stream")
     end
     if type(data) ~= "string" then data = assert(json.encode(data, { replace = true })) end
-    return self:write("data: " .. data .. "\n\n")
+    return self:write((name and "event: " .. name .. "\n" or "") .. "data: " .. data .. "\n\n")
 end
 
 --- The last word after a failure: an error answer; in a stream of events an event with the error. Other streams are cut

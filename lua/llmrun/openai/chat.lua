@@ -158,7 +158,7 @@ local function whole(model, o, name)
 end
 
 --- A text in pieces of some characters.
-local function pieces(text)
+function M.pieces(text)
     local at = 1
     return function()
         if at > #text then return nil end
@@ -189,7 +189,7 @@ local function stream(model, o, name, res)
         for i, c in ipairs(calls) do
             local first = call_object({ id = c.id, name = c.name, arguments = "" }, i - 1)
             delta(k, { tool_calls = json.array { first } })
-            for piece in pieces(c.arguments) do
+            for piece in M.pieces(c.arguments) do
                 delta(k, { tool_calls = json.array { json.object({
                     index = i - 1, ["function"] = json.object { arguments = piece },
                 }, call_keys) } })

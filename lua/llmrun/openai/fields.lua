@@ -108,22 +108,28 @@ Reader.__index = Reader
 
 ---@param body table
 ---@param prefix? string put before the names in messages
-function M.reader(body, prefix) return setmetatable({ body = body, prefix = prefix or "" }, Reader) end
+---@param names? table<string, string> what fields are called in this object
+function M.reader(body, prefix, names)
+    return setmetatable({ body = body, prefix = prefix or "", names = names or {} }, Reader)
+end
 
-function Reader:get(name) return M.get(self.body, name) end
+function Reader:get(name) return M.get(self.body, self.names[name] or name) end
 
 for _, kind in ipairs { "integer", "number", "boolean", "text", "object", "array", "choice" } do
     local check = M[kind]
-    Reader[kind] = function(self, name, ...) return check(self.prefix .. name, M.get(self.body, name), ...) end
+    Reader[kind] = function(self, name, ...)
+        name = self.names[name] or name
+        return check(self.prefix .. name, M.get(self.body, name), ...)
+    end
 end
 
---- The fields of a body that must be an object.
-function M.read(req)
+--- The fields of a body that must be an object. names: see reader.
+function M.read(req, names)
     local body = req:json { ordered = true }
     if not json.is_object(body) then
         exchange.fail(400, "the body is no JSON object but " .. show(body), nil, "invalid_type")
     end
-    return M.reader(body)
+    return M.reader(body, nil, names)
 end
 
 return M

@@ -132,6 +132,8 @@ function M.add(server, o)
     route("POST /detokenize", detokenize)
     route("POST /v1/chat/completions", require("llmrun.openai.chat").answer)
     route("POST /v1/completions", require("llmrun.openai.completions").answer)
+    route("POST /v1/responses", require("llmrun.openai.responses").answer)
+    route("POST /v1/embeddings", require("llmrun.openai.embeddings").answer)
     return self
 end
 
