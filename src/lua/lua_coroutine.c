@@ -26,7 +26,7 @@ static intptr_t parked(lua_State *co)
     memcpy(&v, lua_getextraspace(co), sizeof v);
     return v;
 }
-static bool is_parked(lua_State *co) { return parked(co) != IDLE; }
+static bool is_parked(lua_State *co) { return parked(co) == PARKED || parked(co) == PREEMPTED; }
 
 void lr_lua_preempt(lua_State *L)
 {
@@ -416,6 +416,7 @@ void lr_lua_open_coroutine(lua_State *L)
         {"interrupted", core_interrupted},
         {NULL, NULL},
     };
+    set_parked(L, IDLE); /* new threads copy the main one's extra space */
     luaL_setfuncs(L, fns, 0);
     lua_pushlightuserdata(L, &fail_mark);
     lua_setfield(L, -2, "failed");

@@ -286,7 +286,6 @@ static int core_sandbox_new(lua_State *L)
     b->limit = (size_t)memory;
     b->L = lua_newstate(box_alloc, b);
     if (!b->L) return luaL_error(L, "not enough memory for a sandbox");
-    memset(lua_getextraspace(b->L), 0, LUA_EXTRASPACE);
     lua_pushcfunction(b->L, open_box);
     lua_pushlightuserdata(b->L, &su);
     lr_error err;

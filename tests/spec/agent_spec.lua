@@ -252,7 +252,7 @@ describe("an agent", function()
             local _ <close> = setmetatable({}, { __close = function() closed = true end })
             llm.sleep(1000)
         end } }
-        local _, _, code = llm.timeout(0.05, function() a:run "x" end)
+        local _, _, code = llm.timeout(0.4, function() a:run "x" end)
         assert.equal("limit", code)
         assert.is_true(closed)
         assert.is_nil(a.busy)

@@ -335,3 +335,73 @@ describe("cancelling", function()
         assert.matches("programs_spec.lua:%d+:.*traceback of branch 2", tostring(err))
     end)
 end)
+
+describe("generating wherever Lua code may stand", function()
+    local m, s
+    before_each(function()
+        m = constant()
+        s = session(m, "x")
+    end)
+    after_each(function() m:close() end)
+    local function gen(n) return s:gen({ max_tokens = n or 1 }).text end
+
+    it("in nested pcalls, metamethods, close handlers, iterators, modules", function()
+        assert.same({ true, true, "A" }, { pcall(pcall, gen) })
+        local mt = {}
+        local t = setmetatable({}, mt)
+        for name, use in pairs {
+            __index = function() return t.x end, __call = function() return t() end,
+            __concat = function() return t .. "" end, __eq = function() return t == setmetatable({}, mt) and "A" end,
+            __lt = function() return t < t and "A" end, __unm = function() return -t end,
+        } do
+            mt[name] = function() return gen() end
+            assert.equal("A", use(), name)
+            mt[name] = nil
+        end
+        local closed
+        do
+            local _ <close> = setmetatable({}, { __close = function() closed = gen(2) end })
+        end
+        assert.equal("AA", closed)
+        local out = {}
+        for v in function(_, last) return #(last or "") < 3 and (last or "") .. gen() or nil end do
+            out[#out + 1] = v
+        end
+        assert.same({ "A", "AA", "AAA" }, out)
+        package.preload["spec.generating"] = function() return { text = gen(4) } end
+        assert.equal("AAAA", require("spec.generating").text)
+        package.loaded["spec.generating"] = nil
+    end)
+
+    it("in coroutines of the program's own, two at once, joined in the other order", function()
+        local co = coroutine.create(function(a)
+            local b = coroutine.yield(a .. gen())
+            return b .. gen(2)
+        end)
+        assert.same({ true, "1A" }, { coroutine.resume(co, "1") })
+        assert.same({ true, "2AA" }, { coroutine.resume(co, "2") })
+        assert.equal("dead", coroutine.status(co))
+        local other = session(m, "y")
+        local a = llm.spawn(function() return s:gen { max_tokens = 9 } end)
+        local b = llm.spawn(function() return other:gen { max_tokens = 3 } end)
+        assert.equal("AAA", b:wait().text)
+        assert.equal(("A"):rep(9), a:wait().text)
+    end)
+
+    it("says where it can't, and nothing stays behind", function()
+        local cant = "s:gen: can't wait for the engine inside "
+        raises(cant .. "table.sort", table.sort, { 2, 1 }, function() return gen() < "B" end)
+        raises(cant .. "string.gsub", string.gsub, "x", "x", function() return gen() end)
+        raises(cant .. "tostring", tostring, setmetatable({}, { __tostring = function() return gen() end }))
+        local ok, err = xpcall(error, function() return select(2, pcall(gen)) end, "x")
+        assert.is_false(ok)
+        assert.matches("s:gen: can't wait for the engine inside an xpcall message handler", tostring(err), 1, true)
+        local text
+        setmetatable({}, { __gc = function() text = tostring(select(2, pcall(gen))) end })
+        collectgarbage()
+        collectgarbage()
+        assert.matches("s:gen: can't wait for the engine inside a finalizer", text, 1, true)
+        assert.same({ 0, 0 }, { m:stats().running, m:stats().waiting })
+        assert.equal("A", gen())
+    end)
+end)
