@@ -4,6 +4,7 @@ local core = require "llmrun.core"
 local common = require "llmrun.cli.common"
 local args = require "llmrun.cli.args"
 local load = require "llmrun.cli.bench_load"
+local bench_url = require "llmrun.cli.bench_url"
 
 local M = {
     summary = "measures prefill and decode speed, and speed under load",
@@ -21,6 +22,7 @@ of real arrivals). They print throughput, time to first token (TTFT), time per t
         llmrun bench --prefill 512 --decode 128 --repeat 5 --threads 2 --json
         llmrun bench --batch 1,4,16
         llmrun bench --concurrency 1,4,8,16,32
+        llmrun bench --url http://127.0.0.1:8080 --requests 200 --rate 4 --goodput ttft:500,tpot:60
         llmrun bench --load agents --sessions 8 --turns 20
         llmrun bench --replay tests/data/traces/mooncake_conversation.jsonl --scale 0.03 --speed 0.5]],
     flags = common.flags({
@@ -30,7 +32,7 @@ of real arrivals). They print throughput, time to first token (TTFT), time per t
         { "batch", arg = "LIST", default = "1", help = "sequences decoded together, e.g. 1,4,16" },
         { "repeat", short = "r", arg = "N", type = "integer", default = 5, help = "measurements" },
         { "json", help = "prints one JSON object a line" },
-    }, load.flags),
+    }, load.flags, bench_url.flags),
 }
 
 local some_tokens = load.some_tokens
@@ -138,6 +140,7 @@ local function report(o, record, prefill, decode)
 end
 
 function M.run(o)
+    if bench_url.wanted(o) then return bench_url.run(o) end
     if load.wanted(o) then return load.run(o) end
     local sizes = load.numbers("batch", o.batch)
     if o["repeat"] < 1 then args.fail("--repeat must be at least 1", 2) end
