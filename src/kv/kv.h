@@ -145,6 +145,18 @@ void lr_kv_table_read(const lr_kv *, const lr_kv_table *, void *dst);
  * the pool has no room, changing nothing. Reserve first. */
 bool lr_kv_table_write(lr_kv *, lr_kv_table *, int computed, const int first[LR_KV_GROUPS], const void *src);
 
+/* A block, for people to look at: tables that hold it; whether the index knows it, and then: its place from the root
+ * (1, 2, ...), the block before it (-1: none that is held or cached), times that it was taken up, and when last. */
+typedef struct lr_kv_view {
+    int refs;
+    bool indexed;
+    int depth, parent;
+    uint64_t hits;
+    double last_used;
+} lr_kv_view;
+/* False: there is no such block. */
+bool lr_kv_look(const lr_kv *, int group, int block, lr_kv_view *out);
+
 /* Blocks that `n` computed tokens plus `rows` more need at most in a group, alone. */
 int lr_kv_need(const lr_kv *, int group, int n, int rows);
 
