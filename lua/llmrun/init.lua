@@ -27,7 +27,8 @@ local load_options = {
 for k, v in pairs(require("llmrun.model").engine_options) do load_options[k] = v end
 
 --- Loads a model: a GGUF file, a folder with one, or a name that scripts/fetch_model knows.
----   device ("auto", "cpu", "cuda:0"), threads (0 = all), isa, compute ("fast"; "int8": activations of 8 bits; "bf16": needs AMX;
+---   device ("auto", "cpu", "cuda:0"), threads (0 = all), isa, compute ("fast"; "int8": activations of
+---   8 bits; "bf16": needs AMX;
 ---   "f32": the exact reference path)
 ---   arch: name, file or function of the layer graph; allow_unused: load although it leaves tensors unused
 ---   ctx: longest sequence; kv = { memory = 0.9 | bytes, blocks = n | "auto", type = "f16", block_size = 16,

@@ -12,7 +12,7 @@
 ---
 --- Errors (nil, text, code): text that is no JSON, not UTF-8, or half a surrogate pair; a number beyond a float's
 --- range, nesting over 512 deep (max_depth), more than a million values (max_values; ordered objects count as three);
---- values that JSON can't hold: NaN, infinities, functions, lists with holes, tables that are half list and half object,
+--- values that JSON can't hold: NaN, infinities, functions, lists with holes, tables half list and half object,
 --- keys that aren't strings, circles, strings that aren't UTF-8 (encode with replace = true writes U+FFFD for these).
 --- Metamethods are never called.
 

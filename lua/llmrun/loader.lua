@@ -67,7 +67,7 @@ local function build(file, path, opts)
   local rest = leftovers(file, g.used)
   if #rest > 0 and not opts.allow_unused then
     local names = table.concat(rest, ", ", 1, math.min(#rest, 4)) .. (#rest > 4 and ", ..." or "")
-    return nil, ("architecture '%s' does not use %d of the file's tensors: %s (allow_unused = true loads it all the same)")
+    return nil, ("architecture '%s' does not use %d of the file's tensors: %s (allow_unused = true loads it anyway)")
       :format(hp.arch, #rest, names), "unsupported"
   end
   local info = file:info()

@@ -36,7 +36,7 @@ Server.__index = Server
 
 local known = {
     host = "string", port = "integer", models = "table", model_names = "table", routes = "table",
-    api_keys = "table|string", openai = "boolean|table", page = "boolean", cors = "table", hosts = "table",
+    api_keys = "table|string", openai = "boolean|table", page = "boolean|string", cors = "table", hosts = "table",
     log = "function",
     request_timeout = "number", drain_timeout = "number", on_ready = "function",
     max_connections = "integer", max_requests = "integer", max_header = "integer", max_body = "integer",
@@ -96,7 +96,8 @@ local open_paths = { ["GET /health"] = true, ["HEAD /health"] = true }
 
 --- nil if the request may go on; else status, code, message.
 local function refusal(self, req)
-    if self.keys and not open_paths[req.method .. " " .. req.path] then
+    local line = req.method .. " " .. req.path
+    if self.keys and not open_paths[line] and not (line == "GET /" and self.options.page == "open") then
         req.key = key_of(self, req)
         if not req.key then return 401, "invalid_api_key", "a valid API key is needed (Authorization: Bearer KEY)" end
     end
@@ -296,10 +297,11 @@ end
 ---   models: a list, or name -> model; model_names: model -> name
 ---   routes: "METHOD /path" -> function(req, res); /path/{name} and /path/* match more
 ---   api_keys: a key, a list, or name -> key
----   openai: false: no OpenAI API; a table: its options, see openai/init.lua; page = false: no page at /
+---   openai: false: no OpenAI API; a table: its options, see openai/init.lua
+---   page: false: no page at /; "open": it comes without a key, and asks for one
 ---   cors: origins that browsers let in; hosts: further names of this server; log: function(text)
 ---   request_timeout, drain_timeout (30): seconds; on_ready(server)
----   the listener's limits: max_connections (4096), max_requests (1024 at once), max_header (32 KiB), max_body (64 MiB),
+---   limits: max_connections (4096), max_requests (1024 at once), max_header (32 KiB), max_body (64 MiB),
 ---     max_bodies (256 MiB together), max_stream (256 KiB waiting for a client), idle_timeout (75 s), header_timeout
 ---     (20 s), body_timeout (120 s)
 ---@param o table

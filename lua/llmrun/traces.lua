@@ -83,8 +83,8 @@ function M.read(path, most, skip)
                 left = left - 1
             else
                 if most and #rows >= most then break end
-                local row, why = parse(line)
-                if not row then return nil, ("%s:%d: %s"):format(path, number, why) end
+                local row, bad = parse(line)
+                if not row then return nil, ("%s:%d: %s"):format(path, number, bad) end
                 row.number = number
                 rows[#rows + 1] = row
             end

@@ -48,7 +48,6 @@ typedef enum lr_op_kind {
     LR_OP_ROWS,    /* out = the rows of in whose logits are wanted */
 } lr_op_kind;
 
-
 typedef struct lr_rope {
     int n_heads, head_dim, n_rot; /* n_rot <= head_dim, even */
     bool interleaved;             /* pairs (2i, 2i+1); else (i, i + n_rot/2) */
@@ -109,8 +108,9 @@ typedef struct lr_kv_spec {
     int n_blocks[LR_KV_GROUPS]; /* 0 = the group is not in use */
 } lr_kv_spec;
 
-/* The type that a layer's keys and values have in a store of `type`. Q8_0 and Q4_0 leave the first layer at F16: its keys
- * stand for single tokens, not yet mixed, and small errors in them cost more than those of all other layers together. */
+/* The type that a layer's keys and values have in a store of `type`. Q8_0 and Q4_0 leave the first layer at F16: its
+ * keys stand for single tokens, not yet mixed, and small errors in them cost more than those of all other layers
+ * together. */
 int lr_kv_layer_type(int type, int layer);
 
 /* One sequence's share of a batch: rows row .. row+n-1 are its tokens at positions pos .. pos+n-1. Their KV slots are

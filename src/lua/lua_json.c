@@ -393,7 +393,7 @@ static void put_string(lua_State *L, writer *w, const char *s, size_t n)
             memcpy(o, s + i, k);
             o += k;
         } else if (w->replace) {
-            memcpy(o, "\xef\xbf\xbd", 3);
+            memcpy(o, "\xef\xbf\xbd", 3); // NOLINT(bugprone-not-null-terminated-result): a part of a string
             o += 3;
             k = 1;
         } else {

@@ -16,7 +16,8 @@ typedef struct lr_model_ops {
     /* Makes the KV store of spec and everything sized by max_rows (token rows a batch) and max_out (logit rows a
      * batch). Called again it replaces both (the old KV is gone). spec->n_layers/layers are the model's own. */
     int (*start)(lr_model *, const lr_kv_spec *spec, int max_rows, int max_out, lr_error *err);
-    /* Runs a batch: see lr_batch. Fails as a whole (out of memory, device lost); the KV slots of its rows are then undefined. */
+    /* Runs a batch: see lr_batch. Fails as a whole (out of memory, device lost); the KV slots of its rows are then
+     * undefined. */
     int (*forward)(lr_model *, const lr_batch *, lr_error *err);
     /* KV blocks: see lr_backend_ops. */
     void (*kv_copy)(lr_model *, int group, int dst, int src);
@@ -29,15 +30,15 @@ typedef struct lr_model_ops {
 
 struct lr_model {
     const lr_model_ops *ops;
-    int n_vocab;    /* logits a row; at least the vocabulary's size */
-    int n_embd;     /* width of the hidden rows */
-    int n_ctx;      /* longest sequence that the model was trained for */
+    int n_vocab; /* logits a row; at least the vocabulary's size */
+    int n_embd;  /* width of the hidden rows */
+    int n_ctx;   /* longest sequence that the model was trained for */
     int n_kv_layers;
-    lr_kv_layer *kv_layers; /* (n_kv_layers) owned */
-    int n_groups;           /* KV block groups in use */
+    lr_kv_layer *kv_layers;   /* (n_kv_layers) owned */
+    int n_groups;             /* KV block groups in use */
     int window[LR_KV_GROUPS]; /* positions a layer of the group looks back over; 0 = all */
-    uint64_t fingerprint;   /* of file and graph: ties snapshots to the model */
-    lr_vocab *vocab;        /* a reference, never NULL */
+    uint64_t fingerprint;     /* of file and graph: ties snapshots to the model */
+    lr_vocab *vocab;          /* a reference, never NULL */
     char name[128];
 };
 
