@@ -1,7 +1,7 @@
 /* cpu.h - the CPU kernels: one table of functions an instruction set.
  *
- * Kernels take raw pointers, sizes and strides; checks happen in src/backend. A table's missing (NULL) entries are filled
- * from the scalar table, which is the reference. Two rules make a row's result independent of its company:
+ * Kernels take raw pointers, sizes and strides; checks happen in src/backend. A table's missing (NULL) entries are
+ * filled from the scalar table, which is the reference. Two rules make a row's result independent of its company:
  *  - a sum over k runs in one fixed order per output element, whatever m, n0 and the tile;
  *  - integer sums are exact, so only the float part has an order: block after block, k ascending, fused multiply-add.
  * "row" below is a token row of activations; n = output features, k = input features, m = rows.
@@ -13,24 +13,23 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define LR_QBLK 32   /* values of an activation block */
-#define LR_STRIP 16  /* output features that are packed together */
+#define LR_QBLK  32 /* values of an activation block */
+#define LR_STRIP 16 /* output features that are packed together */
 
 /* Rows of activations as the products take them. k is a multiple of 32. Two forms:
- *   8 bits   x[r][i] ~ scale[r][i / 32] * q[r][i]. scale = max|x| / 127 of the block (0 for an all-zero block), q = round to
- *            nearest even, in -127..127. Every table takes it.
- *   11 bits  (fine) x[r][i] ~ scale[r][i / 32] * v, scale = max|x| / 1016, v = 8 high + low with low in -4..3. q is (m, k/32,
- *            64): the 32 high parts of a block, then its 32 low parts; sum16 are sums of v. Tables whose `fine` is set take
- *            it in almost the time of 8 bits; the error is an eighth.
- *   bf16     h, the same values rounded to bfloat16, with q, scale and sum16 unused. Tables whose `bf16` is set take it when
- *            h is not NULL: many rows are then more than twice as fast, and the result is nearer to the exact one. */
+ *   8 bits   x[r][i] ~ scale[r][i / 32] * q[r][i]. scale = max|x| / 127 of the block (0 for an all-zero block), q =
+ * round to nearest even, in -127..127. Every table takes it. 11 bits  (fine) x[r][i] ~ scale[r][i / 32] * v, scale =
+ * max|x| / 1016, v = 8 high + low with low in -4..3. q is (m, k/32, 64): the 32 high parts of a block, then its 32 low
+ * parts; sum16 are sums of v. Tables whose `fine` is set take it in almost the time of 8 bits; the error is an eighth.
+ *   bf16     h, the same values rounded to bfloat16, with q, scale and sum16 unused. Tables whose `bf16` is set take it
+ * when h is not NULL: many rows are then more than twice as fast, and the result is nearer to the exact one. */
 typedef struct lr_qact {
     int8_t *q;      /* (m, k) */
     float *scale;   /* (m, k/32) */
     int16_t *sum16; /* (m, k/16) sums of 16 consecutive q */
     int k;
-    uint16_t *h;    /* (m, k), or NULL */
-    bool fine;      /* q holds 11 bits */
+    uint16_t *h; /* (m, k), or NULL */
+    bool fine;   /* q holds 11 bits */
 } lr_qact;
 
 /* The same rows, `at` values (a multiple of 32) further on. */
@@ -59,13 +58,13 @@ typedef struct lr_gemm_w {
 typedef struct lr_attn_task {
     const float *q; /* row r, head h at q + r * q_stride + h * head_dim */
     size_t q_stride;
-    float *out;     /* same shape, out_stride */
+    float *out; /* same shape, out_stride */
     size_t out_stride;
-    int n_rows;     /* rows, at positions pos, pos+1, ... */
+    int n_rows; /* rows, at positions pos, pos+1, ... */
     int pos;
     int kv_head, n_group, head_dim; /* query heads kv_head*n_group .. +n_group-1 */
     int n_kv_heads;
-    int window;     /* sees positions > p - window; 0 = all */
+    int window; /* sees positions > p - window; 0 = all */
     float scale, softcap;
     const float *sinks; /* (n_heads) or NULL */
     int kv_type, block_size;
@@ -76,19 +75,19 @@ typedef struct lr_attn_task {
 /* Layout of a layer's part of a block (T = block_size slots, D = head_dim), element type kv_type (F32, F16, BF16):
  *   k: (n_kv_heads, D, T)   transposed, so that a register holds one dimension of 16 keys
  *   v: (n_kv_heads, T, D)
- * Q8_0, Q4_0: after the values of the part lie float16 scales, one per 32 dimensions of a slot (the last group may be short
- * in Q8_0; G = ceil(D/32)): k (n_kv_heads, G, T), v (n_kv_heads, T, G). Values are int8 in the same order; in Q4_0, dimensions
- * j and j+16 of a group share the byte where int8's j would be, 16 bytes a group, as two's complement, j in the low half.
- * Both keep keys and values in a turned basis (attn_int.h), so that large channels do not take the scale of the others; the
- * attention turns queries in and outputs back. lr_cpu_kv_bytes() gives the size of a k or v part.
- * A row's result has one definition, whatever the tile, the block size and the threads: positions are cut into chunks of
- * LR_ATTN_CHUNK and those into steps of LR_ATTN_STEP, both at absolute multiples; online softmax runs over the steps of a
- * chunk in ascending order from a fresh state, and the chunks are combined in ascending order. */
+ * Q8_0, Q4_0: after the values of the part lie float16 scales, one per 32 dimensions of a slot (the last group may be
+ * short in Q8_0; G = ceil(D/32)): k (n_kv_heads, G, T), v (n_kv_heads, T, G). Values are int8 in the same order; in
+ * Q4_0, dimensions j and j+16 of a group share the byte where int8's j would be, 16 bytes a group, as two's complement,
+ * j in the low half. Both keep keys and values in a turned basis (attn_int.h), so that large channels do not take the
+ * scale of the others; the attention turns queries in and outputs back. lr_cpu_kv_bytes() gives the size of a k or v
+ * part. A row's result has one definition, whatever the tile, the block size and the threads: positions are cut into
+ * chunks of LR_ATTN_CHUNK and those into steps of LR_ATTN_STEP, both at absolute multiples; online softmax runs over
+ * the steps of a chunk in ascending order from a fresh state, and the chunks are combined in ascending order. */
 #define LR_ATTN_CHUNK 1024
 #define LR_ATTN_STEP  64
 
 typedef struct lr_cpu_kernels {
-    const char *name; /* "scalar", "avx2", "avx512", "amx" */
+    const char *name;        /* "scalar", "avx2", "avx512", "amx" */
     bool (*supported)(void); /* can this machine run it (cpuid, and the OS permission for AMX) */
     bool fine;               /* takes rows of 11 bits, in almost the time of 8 */
     bool bf16;               /* takes rows in bf16 (lr_qact.h); bits then differ from the 8-bit form's */
@@ -96,50 +95,54 @@ typedef struct lr_cpu_kernels {
     /* ---- matrix product (gemm_*.c) ---- */
     /* Bytes of the packed form of a weight of `type`, or 0: this type is used as it lies in the file. All tables of a
      * process share one packed layout (lr_pack_bytes / lr_pack_strips in pack.c). */
-    /* y[r][j] = sum_k x[r][k] w[j][k] (+ nothing else) for rows 0..m-1, strips s0..s1-1 (features 16*s0 .. ), written to
-     * y + r*ldy + j for j < w->n only. qa: quantized rows; xf: the same rows in float (k values apart ldx), used by types
-     * that are not integer. */
-    void (*gemm)(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t ldx, int m, float *y, size_t ldy, int s0, int s1);
-    /* x (m, k) with row stride ldx -> qa rows 0..m-1, columns c0..c1-1 (multiples of 32); fills h if it is there and the
-     * table takes it, else the 8-bit form. */
+    /* y[r][j] = sum_k x[r][k] w[j][k] (+ nothing else) for rows 0..m-1, strips s0..s1-1 (features 16*s0 .. ), written
+     * to y + r*ldy + j for j < w->n only. qa: quantized rows; xf: the same rows in float (k values apart ldx), used by
+     * types that are not integer. */
+    void (*gemm)(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t ldx, int m, float *y, size_t ldy,
+                 int s0, int s1);
+    /* x (m, k) with row stride ldx -> qa rows 0..m-1, columns c0..c1-1 (multiples of 32); fills h if it is there and
+     * the table takes it, else the 8-bit form. */
     void (*quantize)(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1);
 
     /* ---- rows (rows_*.c): each works on one row ---- */
-    void (*rmsnorm)(const float *x, const float *w, float *y, int n, float eps);   /* y may be x; w NULL = ones */
+    void (*rmsnorm)(const float *x, const float *w, float *y, int n, float eps); /* y may be x; w NULL = ones */
     void (*layernorm)(const float *x, const float *w, const float *b, float *y, int n, float eps);
-    void (*add)(const float *a, const float *b, float *y, int n);                  /* y may be a or b */
+    void (*add)(const float *a, const float *b, float *y, int n); /* y may be a or b */
     void (*mul)(const float *a, const float *b, float *y, int n);
     void (*scale)(const float *x, float s, float *y, int n);
-    void (*softcap)(const float *x, float cap, float *y, int n);                   /* cap * tanh(x / cap), saturating */
-    void (*act)(int act, const float *x, float *y, int n);                         /* lr_act of backend.h */
-    void (*glu)(int act, const float *gate, const float *up, float *y, int n);     /* y = act(gate) * up */
+    void (*softcap)(const float *x, float cap, float *y, int n);               /* cap * tanh(x / cap), saturating */
+    void (*act)(int act, const float *x, float *y, int n);                     /* lr_act of backend.h */
+    void (*glu)(int act, const float *gate, const float *up, float *y, int n); /* y = act(gate) * up */
     /* cs: (n_rot/2) pairs cos, sin of the row's position. Rotates n_heads heads in place. */
     void (*rope)(float *x, int n_heads, int head_dim, int n_rot, bool interleaved, const float *cs);
 
     /* ---- attention (attn_*.c) ---- */
-    /* Writes one row's keys and values (n_kv_heads * head_dim each) to slot `slot` of a block's parts k and v. Q4_0 takes
-     * head_dim in multiples of 32. center (n_kv_heads * head_dim, or NULL) is taken off the keys of Q8_0 and Q4_0: as it is
-     * the same for all positions, it shifts all scores of a row alike, which the softmax does not see. */
-    void (*kv_put)(const float *key, const float *val, const float *center, int n_kv_heads, int head_dim, int type, int block_size, int slot, char *k, char *v);
-    /* scratch: lr_cpu_attn_scratch() bytes, 64-byte aligned, one a thread. A row that sees nothing (a negative position)
-     * gives zeros. Slots that no row of the task sees are never read, so their table entries may be anything. */
+    /* Writes one row's keys and values (n_kv_heads * head_dim each) to slot `slot` of a block's parts k and v. Q4_0
+     * takes head_dim in multiples of 32. center (n_kv_heads * head_dim, or NULL) is taken off the keys of Q8_0 and
+     * Q4_0: as it is the same for all positions, it shifts all scores of a row alike, which the softmax does not see.
+     */
+    void (*kv_put)(const float *key, const float *val, const float *center, int n_kv_heads, int head_dim, int type,
+                   int block_size, int slot, char *k, char *v);
+    /* scratch: lr_cpu_attn_scratch() bytes, 64-byte aligned, one a thread. A row that sees nothing (a negative
+     * position) gives zeros. Slots that no row of the task sees are never read, so their table entries may be anything.
+     */
     void (*attn)(const lr_attn_task *t, void *scratch);
-    /* The same in pieces, for threads: attn_part writes chunk `chunk` (lr_attn_chunks) to part, lr_cpu_attn_part_floats()
-     * floats; attn_combine takes the parts of the chunks in order, one behind the other, and writes t->out. The result has
-     * the bits that attn gives. */
+    /* The same in pieces, for threads: attn_part writes chunk `chunk` (lr_attn_chunks) to part,
+     * lr_cpu_attn_part_floats() floats; attn_combine takes the parts of the chunks in order, one behind the other, and
+     * writes t->out. The result has the bits that attn gives. */
     void (*attn_part)(const lr_attn_task *t, int chunk, float *part, void *scratch);
     void (*attn_combine)(const lr_attn_task *t, const float *parts, int n_parts);
 
     /* ---- vocabulary rows, for sampling (vocab_*.c) ---- */
-    int (*argmax)(const float *x, int n);                       /* lowest index on ties; NaN is never chosen; -1 if all NaN */
-    float (*max)(const float *x, int n);                        /* NaN is passed over; -inf if there is nothing else */
-    float (*logsumexp)(const float *x, int n);                  /* NaN is passed over; -inf if there is nothing else */
+    int (*argmax)(const float *x, int n);      /* lowest index on ties; NaN is never chosen; -1 if all NaN */
+    float (*max)(const float *x, int n);       /* NaN is passed over; -inf if there is nothing else */
+    float (*logsumexp)(const float *x, int n); /* NaN is passed over; -inf if there is nothing else */
     /* The k largest, descending, the lower index first on ties, NaN as -inf. k <= LR_TOPK_MAX; returns min(k, n). */
     int (*topk)(const float *x, int n, int k, int32_t *ids, float *vals);
     int (*count_above)(const float *x, int n, float threshold); /* how many x[i] >= threshold */
     /* Writes the indices with x[i] >= threshold, ascending, the first cap of them; returns how many there are. */
     int (*compact_above)(const float *x, int n, float threshold, int32_t *ids, int cap);
-    void (*mask)(float *x, const uint32_t *bits, int n);        /* bit i % 32 of bits[i / 32] clear: x[i] = -inf */
+    void (*mask)(float *x, const uint32_t *bits, int n); /* bit i % 32 of bits[i / 32] clear: x[i] = -inf */
 } lr_cpu_kernels;
 
 /* The tables in this build, best first, ending in NULL; the scalar one is always the last. Entries are complete. */
@@ -148,20 +151,21 @@ const lr_cpu_kernels *const *lr_cpu_tables(void);
 const lr_cpu_kernels *lr_cpu_table(const char *name);
 
 /* Packing (pack.c), the same for all tables. */
-size_t lr_pack_strip_bytes(int type, int k);  /* 0 = the type is not packed */
+size_t lr_pack_strip_bytes(int type, int k); /* 0 = the type is not packed */
 /* Packs strips s0..s1-1 of a matrix of n rows that lie row_bytes apart in the file's format. */
 void lr_pack_strips(int type, const void *src, size_t row_bytes, int n, int k, void *dst, int s0, int s1);
 
-/* The float32 reference product: weight rows of `type`, row_bytes apart, dequantized exactly, times float rows x (m, k);
- * y[r][j] for features j0..j1-1. Sums in 16 fixed partial sums. */
-void lr_gemm_f32_ref(int type, const void *rows, size_t row_bytes, int k, const float *x, size_t ldx, int m, float *y, size_t ldy,
-                     int j0, int j1);
+/* The float32 reference product: weight rows of `type`, row_bytes apart, dequantized exactly, times float rows x (m,
+ * k); y[r][j] for features j0..j1-1. Sums in 16 fixed partial sums. */
+void lr_gemm_f32_ref(int type, const void *rows, size_t row_bytes, int k, const float *x, size_t ldx, int m, float *y,
+                     size_t ldy, int j0, int j1);
 
 size_t lr_cpu_kv_bytes(int type, int n_kv_heads, int head_dim, int block_size); /* of a k part or a v part */
 size_t lr_cpu_attn_scratch(int n_group, int head_dim, int max_rows);            /* bytes for a tile of max_rows rows */
 size_t lr_cpu_attn_part_floats(const lr_attn_task *t);                          /* floats of one part */
-void lr_attn_chunks(const lr_attn_task *t, int *first, int *last);              /* chunks that a row of t sees (last < first: none) */
-#define LR_ATTN_ROWS 16 /* most rows that a caller puts into one lr_attn_task */
+void lr_attn_chunks(const lr_attn_task *t, int *first,
+                    int *last); /* chunks that a row of t sees (last < first: none) */
+#define LR_ATTN_ROWS 16         /* most rows that a caller puts into one lr_attn_task */
 #define LR_TOPK_MAX  1024
 
 #endif
