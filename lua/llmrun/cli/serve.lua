@@ -48,6 +48,7 @@ the requests that have come are answered.]],
         { "request-timeout", arg = "SECONDS", type = "number", help = "ends requests that take longer" },
         { "drain-timeout", arg = "SECONDS", type = "number", help = "how long the end waits for answers (default 30)" },
         { "no-page", help = "no page at /" },
+        { "open-page", help = "with keys: the page at / itself comes without one, and asks for it" },
         { "threads", short = "t", arg = "N", type = "integer", help = "compute threads (default: all processors)" },
         { "compute", arg = "MODE", help = "fast, bf16, f32, ...: see llmrun run --help" },
         { "device", arg = "NAME", help = "cpu or cuda:N (default: the best there is)" },
@@ -116,6 +117,11 @@ local function use_policy(model, what)
     common.guard(is_file and model.watch or model.use, model, what)
 end
 
+local function page_of(o)
+    if o.no_page then return false end
+    return o.open_page and "open" or true
+end
+
 function M.run(o)
     if o.speculative_model then args.fail("--speculative-model: this build has no speculation") end
     local routes = load_routes(o.routes)
@@ -127,7 +133,7 @@ function M.run(o)
     end
     common.guard(require("llmrun.serve").run, {
         host = o.host, port = o.port, models = models, model_names = names, routes = routes, api_keys = api_keys(o),
-        openai = { names = aliases, max_queue = o.max_queue }, page = not o.no_page, cors = o.cors,
+        openai = { names = aliases, max_queue = o.max_queue }, page = page_of(o), cors = o.cors,
         hosts = o.allowed_host, max_body = o.max_body, request_timeout = o.request_timeout,
         drain_timeout = o.drain_timeout,
         on_ready = function(server)

@@ -1,13 +1,16 @@
 --- A JSON schema as a grammar.
 ---
---- Restrictions on how a value is written: the properties of an object come in the order in which the schema lists them (then those that only `required` names, then others); white space is bounded (see
---- values.lua); strings of enum and const are spelt one way; numbers with bounds or multipleOf have no exponent, other
---- numbers at most 200 digits before the point and a two-digit exponent; integers have no fraction.
+--- Restrictions on how a value is written: the properties of an object come in the order in which the schema lists them
+--- (then those that only `required` names, then others); white space is bounded (see values.lua); strings of enum and
+--- const are spelt one way, numbers too; numbers with bounds or multipleOf have no exponent, other numbers at most 200
+--- digits before the point and a two-digit exponent; integers have no fraction. Formats are held to (formats.lua).
 ---
---- Refused, with the place: references out of the document, $dynamicRef, oneOf whose alternatives are not provably
---- exclusive, not / if whose opposite can't be said, uniqueItems over more than 8 values or over values that the schema
---- does not list, contains beside large bounds or with maxContains, minProperties that only unlisted names could meet,
---- patterns that lr_regex refuses.
+--- Refused, with the place: references out of the document; $dynamicRef with several targets; not, if, maxContains and
+--- overlapping alternatives of oneOf where the opposite can't be said (opposite.lua); uniqueItems over more than 8
+--- values or over values that the schema does not list; contains twice or beside bounds over 64; minProperties that
+--- only names could meet that the schema does not list; unevaluatedItems beside contains; patterns that lr_regex_new
+--- refuses.
+--- options.one_of = "any" takes oneOf as anyOf, options.ignore leaves out words: both may let through what is invalid.
 
 local core = require "llmrun.core"
 local json = require "llmrun.json"

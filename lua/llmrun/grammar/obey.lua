@@ -67,14 +67,16 @@ end
 
 --- Whether a value fits a constraint.
 function M:fits(v, c, depth)
-    self:work(1)
+    if type(v) == "table" then self:work(1) end
     if depth > 100 then raise("limit", "%s: nested too deeply", c.at) end
     local t = type_of(v)
     if not c.types[t] then return false end
     if c.enum then
-        local found = false
-        for _, e in ipairs(c.enum) do found = found or canonical(e) == canonical(v) end
-        if not found then return false end
+        if not c.enum_has then
+            c.enum_has = {}
+            for _, e in ipairs(c.enum) do c.enum_has[canonical(e)] = true end
+        end
+        if not c.enum_has[canonical(v)] then return false end
     end
     if t == "integer" or t == "number" then return fits_number(v, c) end
     if t == "string" then return fits_string(v, c) end

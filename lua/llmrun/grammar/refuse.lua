@@ -3,11 +3,14 @@
 local M = {}
 
 local Refusal = {}
+local MAX_TEXT = 400
 
 --- Raises a refusal. code: "format" (the text is wrong), "unsupported" (right, but it can't be enforced), "limit",
 --- "invalid" (nothing can match).
 function M.raise(code, text, ...)
-    error(setmetatable({ code = code, text = select("#", ...) > 0 and text:format(...) or text }, Refusal), 0)
+    if select("#", ...) > 0 then text = text:format(...) end
+    if #text > MAX_TEXT then text = text:sub(1, MAX_TEXT // 2) .. " ... " .. text:sub(-MAX_TEXT // 2) end
+    error(setmetatable({ code = code, text = text }, Refusal), 0)
 end
 
 --- Calls fn(...). -> its result; or nil, text, code. Other errors are raised on.

@@ -1,9 +1,9 @@
 --- JSON schemas (draft 2020-12, and what older drafts wrote otherwise) in a form that a grammar can be made of.
 ---
 --- A place in a document falls under a "conjunction": a set of schemas that must all hold. It is expanded into a list
---- of constraints of which one must hold; a constraint has no $ref, allOf, anyOf and the like any more. It holds, for each
---- type, the bounds on values of that type; members of objects and arrays are conjunctions again, expanded only when
---- they are needed, so that schemas may refer to themselves.
+--- of constraints of which one must hold; a constraint has no $ref, allOf, anyOf and the like any more. It holds, for
+--- each type, the bounds on values of that type; members of objects and arrays are conjunctions again, expanded only
+--- when they are needed, so that schemas may refer to themselves.
 ---
 --- Nothing is dropped silently: a word that can't be enforced is refused with its place.
 
@@ -21,17 +21,21 @@ for _, part in ipairs { words.methods, opposite, obey } do
 end
 
 local raise, at_of = refuse.raise, refs.at
-local MAX_WORK, MAX_CHOICES = 200000, 400
+local MAX_WORK, MAX_CHOICES = 100000, 400
 
 -- Joining constraints -------------------------------------------------------------------------------------------------
 
 local function append(a, b)
+    if #a == 0 then return b end
+    if #b == 0 then return a end
     local out = { table.unpack(a) }
     for _, v in ipairs(b) do out[#out + 1] = v end
     return out
 end
 
 local function join_sets(a, b)
+    if next(a) == nil then return b end
+    if next(b) == nil then return a end
     local out = {}
     for _, side in ipairs { a, b } do
         for k, v in pairs(side) do
@@ -45,8 +49,10 @@ end
 -- What holds where both a and b do; nil if plainly nothing.
 function Schema:join(a, b)
     self:work(1)
+    if a.free then return b end
+    if b.free then return a end
     local c = words.fresh(a.at)
-    c.types = {}
+    c.free, c.types = nil, {}
     for t in pairs(a.types) do c.types[t] = b.types[t] end
     if not next(c.types) then return nil end
     if a.enum and b.enum then
@@ -96,18 +102,27 @@ end
 
 -- Expanding -----------------------------------------------------------------------------------------------------------
 
+local function copy(t)
+    local out = {}
+    for k, v in pairs(t) do out[k] = v end
+    return out
+end
+
 -- What an opposite looks at does not count as evaluated.
 local function hushed(list)
-    for _, c in ipairs(list) do
+    local out = {}
+    for k, c in ipairs(list) do
+        out[k] = copy(c)
         for _, f in ipairs { "parts", "arrays" } do
+            local parts = {}
             for i, part in ipairs(c[f]) do
-                local copy = { silent = true }
-                for k, v in pairs(part) do copy[k] = v end
-                c[f][i] = copy
+                parts[i] = copy(part)
+                parts[i].silent = true
             end
+            out[k][f] = parts
         end
     end
-    return list
+    return out
 end
 
 -- Constraints of one of several schemas.
@@ -232,28 +247,33 @@ end
 
 -- What no part of this schema has looked at.
 function APPLY.unevaluatedProperties(self, list, v, at)
-    for _, c in ipairs(list) do
-        c.parts[#c.parts + 1] = { names = {}, props = {}, patterns = {}, rest_of = { table.unpack(c.parts) },
-            additional = self:loc(v, at) }
+    local out = {}
+    for i, c in ipairs(list) do
+        out[i] = copy(c)
+        out[i].free = nil
+        out[i].parts = append(c.parts, { { names = {}, props = {}, patterns = {}, rest_of = c.parts,
+            additional = self:loc(v, at) } })
     end
-    return list
+    return out
 end
 
 function APPLY.unevaluatedItems(self, list, v, at)
-    for _, c in ipairs(list) do
+    local out = {}
+    for i, c in ipairs(list) do
         if #c.contains > 0 then raise("unsupported", "%s: beside contains it cannot be enforced", at) end
-        local first, all = 0, false
+        local first, all, prefix = 0, false, {}
         for _, part in ipairs(c.arrays) do
             first = math.max(first, part.silent and 0 or #part.prefix)
             all = all or (part.items ~= nil and not part.silent)
         end
+        for k = 1, first do prefix[k] = self:loc(true, at) end
+        out[i] = copy(c)
         if not all then
-            local prefix = {}
-            for i = 1, first do prefix[i] = self:loc(true, at) end
-            c.arrays[#c.arrays + 1] = { prefix = prefix, items = self:loc(v, at) }
+            out[i].free = nil
+            out[i].arrays = append(c.arrays, { { prefix = prefix, items = self:loc(v, at) } })
         end
     end
-    return list
+    return out
 end
 
 local ORDER = { "$ref", "$dynamicRef", "allOf", "dependentRequired", "dependentSchemas", "dependencies", "anyOf", "if",

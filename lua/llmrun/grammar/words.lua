@@ -30,7 +30,6 @@ local TYPES = {
     null = { "null" }, boolean = { "boolean" }, integer = { "integer" }, number = { "integer", "number" },
     string = { "string" }, array = { "array" }, object = { "object" }, ["$fraction"] = { "number" },
 }
-local ALL = { "null", "boolean", "integer", "number", "string", "array", "object" }
 
 -- Values --------------------------------------------------------------------------------------------------------------
 
@@ -63,11 +62,21 @@ end
 
 -- Reading words -------------------------------------------------------------------------------------------------------
 
+local MAX_NAMES = 5000
+local NONE = {} -- shared by all constraints, never changed: put() makes a list of one's own
+local EVERY = {}
+for _, t in ipairs { "null", "boolean", "integer", "number", "string", "array", "object" } do EVERY[t] = true end
+
+-- A constraint that says nothing.
 local function fresh(at)
-    local c = { at = at, types = {}, patterns = {}, multiples = {}, parts = {}, required = {}, forbidden = {},
-        names = {}, arrays = {}, contains = {} }
-    for _, t in ipairs(ALL) do c.types[t] = true end
-    return c
+    return { at = at, free = true, types = EVERY, patterns = NONE, multiples = NONE, parts = NONE, required = NONE,
+        forbidden = NONE, names = NONE, arrays = NONE, contains = NONE }
+end
+
+-- Appends to a list of a constraint, or sets a key of it.
+local function put(c, field, v, key)
+    if c[field] == NONE then c[field] = {} end
+    c[field][key or #c[field] + 1] = v
 end
 
 local function number_word(v, at)
@@ -115,7 +124,7 @@ end
 local function add_regex(c, text, opts, at, key)
     local r, why, code = core.regex(text, opts)
     if not r then raise(code, "%s: %s", at, why) end
-    c.patterns[#c.patterns + 1] = { regex = r, key = key }
+    put(c, "patterns", { regex = r, key = key })
 end
 
 -- Each reads one word: (self, constraint, value, place, schema).
@@ -152,7 +161,7 @@ end
 
 function READ.multipleOf(_, c, v, at)
     if number_word(v, at) <= 0 then raise("format", "%s: a number above 0 expected", at) end
-    c.multiples[#c.multiples + 1] = v
+    put(c, "multiples", v)
 end
 
 function READ.minLength(_, c, v, at) at_least(c, "min_len", count_word(v, at)) end
@@ -181,25 +190,27 @@ function READ.required(_, c, v, at, s)
     if type(v) == "boolean" then return end -- draft 3, on a property
     for i, name in ipairs(list_word(v, at)) do
         if type(name) ~= "string" then raise("format", "%s/%d: a string expected", at, i - 1) end
-        c.required[name] = true
-        c.required[#c.required + 1] = name
+        put(c, "required", true, name)
+        put(c, "required", name)
     end
     return s
 end
 
-function READ.propertyNames(self, c, v, at) c.names[#c.names + 1] = self:loc(v, at) end
+function READ.propertyNames(self, c, v, at) put(c, "names", self:loc(v, at)) end
 
 function READ.contains(self, c, v, at, s)
     local place = at:gsub("/contains$", "")
     local min = s.minContains ~= nil and count_word(s.minContains, place .. "/minContains") or 1
     local max = s.maxContains ~= nil and count_word(s.maxContains, place .. "/maxContains") or nil
-    if min > 0 or max then c.contains[#c.contains + 1] = { loc = self:loc(v, at), min = min, max = max, at = at } end
+    if min > 0 or max then put(c, "contains", { loc = self:loc(v, at), min = min, max = max, at = at }) end
 end
 
 -- properties, patternProperties and additionalProperties of one schema belong together.
 function READ.properties(self, c, v, at)
     local part = self:part(c)
-    for _, name in ipairs(json.keys(object_word(v, at))) do
+    local names = json.keys(object_word(v, at))
+    if #names > MAX_NAMES then raise("limit", "%s: more than %d properties", at, MAX_NAMES) end
+    for _, name in ipairs(names) do
         part.names[#part.names + 1] = name
         part.props[name] = self:loc(v[name], at_of(at, name))
     end
@@ -209,7 +220,7 @@ function M.part(_, c)
     local part = c.parts[1]
     if not part then
         part = { names = {}, props = {}, patterns = {} }
-        c.parts[1] = part
+        put(c, "parts", part)
     end
     return part
 end
@@ -231,7 +242,7 @@ function M.items_part(_, c)
     local part = c.arrays[1]
     if not part then
         part = { prefix = {} }
-        c.arrays[1] = part
+        put(c, "arrays", part)
     end
     return part
 end
@@ -267,7 +278,11 @@ function M.own(self, loc)
         end
     end
     table.sort(words)
+    if #words > 0 then c.free = nil end
     for _, word in ipairs(words) do READ[word](self, c, s[word], at_of(loc.at, word), s) end
+    if s.patternProperties ~= nil or s.additionalProperties ~= nil or s["$nopattern"] or s["$forbidden"] then
+        c.free = nil
+    end
     if s.patternProperties ~= nil then
         local at = at_of(loc.at, "patternProperties")
         for _, text in ipairs(json.keys(object_word(s.patternProperties, at))) do
@@ -283,18 +298,18 @@ function M.own(self, loc)
     end
     if s["$nopattern"] then
         local r = refuse.check(loc.at, core.regex(s["$nopattern"], { search = true }))
-        c.patterns[#c.patterns + 1] = { regex = refuse.check(loc.at, r:none()), key = "no pattern " .. s["$nopattern"] }
+        put(c, "patterns", { regex = refuse.check(loc.at, r:none()), key = "no pattern " .. s["$nopattern"] })
     end
     if s.nullable == true and s.type ~= nil then
-        c.types.null = true
+        put(c, "types", true, "null")
         if c.enum then c.enum[#c.enum + 1] = json.null end
     end
-    if s["$forbidden"] then c.forbidden[s["$forbidden"]] = true end
+    if s["$forbidden"] then put(c, "forbidden", true, s["$forbidden"]) end
     return c
 end
 
 return {
-    methods = M, fresh = fresh, canonical = canonical, type_of = type_of, raise_low = raise_low,
+    methods = M, fresh = fresh, put = put, canonical = canonical, type_of = type_of, raise_low = raise_low,
     lower_high = lower_high, at_least = at_least, at_most = at_most, list_word = list_word, object_word = object_word,
     means_nothing = function(word) return ANNOTATIONS[word] or not (READ[word] or WORDS[word]) end,
 }
