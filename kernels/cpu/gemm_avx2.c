@@ -262,6 +262,5 @@ static void gemm(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t 
 void lr_gemm_fill_avx2(lr_cpu_kernels *k)
 {
     k->gemm = gemm;
-    k->fine = false;
     k->quantize = lr_quantize_avx2;
 }

@@ -142,6 +142,5 @@ static void gemm(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t 
 void lr_gemm_fill_avx512(lr_cpu_kernels *k)
 {
     k->gemm = gemm;
-    k->fine = false;
     k->quantize = lr_quantize_avx512;
 }

@@ -150,6 +150,7 @@ static void build(void)
 {
     for (int i = 0; i < N_SETS; i++) {
         if (i) tables[i] = tables[i - 1];
+        tables[i].fine = tables[i].bf16 = false; /* not inherited: forms of rows belong to a set's own product */
         sets[i].fill(&tables[i]);
         tables[i].name = sets[i].name;
         tables[i].supported = sets[i].has;
