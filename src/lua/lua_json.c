@@ -175,7 +175,13 @@ static bool read_number(reader *r)
         if (!is_digit(*p)) return bad(r, "bad number", r->i);
         while (is_digit(*p)) p++;
     }
-    if (whole && p - s < 21) {
+    char number[64]; /* the usual one is converted from a copy, so that the cost is its own length's in any library */
+    if ((size_t)(p - s) < sizeof number) {
+        memcpy(number, s, (size_t)(p - s));
+        number[p - s] = 0;
+        s = number;
+    }
+    if (whole && s == number && strlen(s) < 21) {
         errno = 0;
         long long v = strtoll(s, NULL, 10);
         if (errno == 0) {

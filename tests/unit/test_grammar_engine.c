@@ -69,7 +69,7 @@ static void test_forced(void **state)
     size_t n;
     const char *s = lr_request_text(c, &n);
     assert_int_equal(n, 20);
-    assert_int_equal(strspn(s, "AB"), 20);
+    for (size_t i = 0; i < n; i++) assert_true(s[i] == 'A' || s[i] == 'B');
     lr_request_free(a);
     lr_request_free(b);
     lr_request_free(c);
