@@ -83,18 +83,18 @@ static void put_scale(float x, uint16_t *s)
     *s = h[0];
 }
 
-static void put_group8(const float *x, int n, char *at, size_t stride, uint16_t *s)
+static void put_group8(const float *x, int n, lr_kv_slot to)
 {
     int8_t q[LR_KV_GROUP + VW];
     vf top = vf_set1(0);
     for (int d = 0; d < n; d += VW) top = vf_max(vf_abs(vf_loadn(x + d, n - d < VW ? n - d : VW)), top);
-    put_scale(vf_hmax(top) / 127.0f, s);
-    to_int(x, n, s, -127, 127, q);
-    for (int d = 0; d < n; d++) at[d * stride] = q[d];
+    put_scale(vf_hmax(top) / 127.0f, to.s);
+    to_int(x, n, to.s, -127, 127, q);
+    for (int d = 0; d < n; d++) to.at[d * to.stride] = q[d];
 }
 
-/* The largest value, whatever its sign, becomes -8. */
-static void put_group4(const float *x, char *at, size_t stride, uint16_t *s)
+/* The largest value, whatever its sign, becomes the lowest integer. */
+static void put_group4(const float *x, lr_kv_slot to)
 {
     int8_t q[LR_KV_GROUP + VW];
     vf top = vf_set1(0), high = vf_set1(0);
@@ -103,28 +103,26 @@ static void put_group4(const float *x, char *at, size_t stride, uint16_t *s)
         top = vf_max(vf_abs(v), top);
         high = vf_max(v, high);
     }
-    float m = vf_hmax(top);
-    put_scale((vf_hmax(high) == m ? m : -m) / -8.0f, s);
-    to_int(x, LR_KV_GROUP, s, -8, 7, q);
-    for (int d = 0; d < LR_KV_GROUP / 2; d++) at[d * stride] = (char)((q[d] & 15) | (q[d + LR_KV_GROUP / 2] & 15) << 4);
+    float m = vf_hmax(top), low = to.upper ? -32 : -8;
+    put_scale((vf_hmax(high) == m ? m : -m) / low, to.s);
+    to_int(x, LR_KV_GROUP, to.s, low, -low - 1, q);
+    lr_kv_put4(q, to);
 }
 
-/* Writes a head's row x - center: values stride apart from at, scales s_stride apart from s. */
-static void put_turned(const float *x, const float *center, int dim, int type, char *at, size_t stride, uint16_t *s,
-                       size_t s_stride)
+/* Writes a head's row x - center. */
+static void put_turned(const float *x, const float *center, int head_dim, int type, lr_kv_slot to)
 {
     float t[LR_KV_TURN];
-    for (int d = 0; d < dim; d += LR_KV_TURN) {
-        int n = dim - d < LR_KV_TURN ? dim - d : LR_KV_TURN;
+    for (int d = 0; d < head_dim; d += LR_KV_TURN) {
+        int n = head_dim - d < LR_KV_TURN ? head_dim - d : LR_KV_TURN;
         memcpy(t, x + d, (size_t)n * sizeof(float));
         for (int i = 0; center && i < n; i++) t[i] -= center[d + i];
-        turn(t, n, lr_kv_turn_block(dim));
-        for (int g = 0; g < n; g += LR_KV_GROUP, s += s_stride) {
-            char *to = at + lr_kv_place(type, (size_t)(d + g)) * stride;
+        turn(t, n, lr_kv_turn_block(head_dim));
+        for (int g = 0; g < n; g += LR_KV_GROUP, lr_kv_next_group(&to, type)) {
             if (type == LR_Q4_0)
-                put_group4(t + g, to, stride, s);
+                put_group4(t + g, to);
             else
-                put_group8(t + g, n - g < LR_KV_GROUP ? n - g : LR_KV_GROUP, to, stride, s);
+                put_group8(t + g, n - g < LR_KV_GROUP ? n - g : LR_KV_GROUP, to);
         }
     }
 }
@@ -132,21 +130,18 @@ static void put_turned(const float *x, const float *center, int dim, int type, c
 static void kv_put(const float *key, const float *val, const float *center, int n_kv_heads, int head_dim, int type,
                    int block_size, int slot, char *k, char *v)
 {
-    size_t bs = (size_t)block_size, groups = (size_t)lr_kv_groups(head_dim), dim = (size_t)head_dim;
-    size_t scales = lr_kv_scales_at(type, n_kv_heads, head_dim, block_size);
-    for (size_t h = 0; h < (size_t)n_kv_heads; h++, key += dim, val += dim) {
-        size_t k_at = lr_kv_place(type, h * dim) * bs + slot, v_at = lr_kv_place(type, (h * bs + slot) * dim);
+    size_t t = (size_t)block_size, dim = (size_t)head_dim;
+    for (int h = 0; h < n_kv_heads; h++, key += dim, val += dim) {
         if (lr_kv_turned(type)) {
-            uint16_t *ks = (uint16_t *)(k + scales) + h * groups * bs + slot;
-            uint16_t *vs = (uint16_t *)(v + scales) + (h * bs + slot) * groups;
-            put_turned(key, center ? center + h * dim : NULL, head_dim, type, k + k_at, bs, ks, bs);
-            put_turned(val, NULL, head_dim, type, v + v_at, 1, vs, 1);
+            const float *c = center ? center + h * dim : NULL;
+            put_turned(key, c, head_dim, type, lr_kv_key_slot(k, type, n_kv_heads, head_dim, block_size, h, slot));
+            put_turned(val, NULL, head_dim, type, lr_kv_value_slot(v, type, n_kv_heads, head_dim, block_size, h, slot));
         } else if (type == LR_F32) {
-            for (size_t d = 0; d < dim; d++) ((float *)k)[k_at + d * bs] = key[d];
-            memcpy((float *)v + v_at, val, dim * sizeof(float));
+            for (size_t d = 0; d < dim; d++) ((float *)k)[(h * dim + d) * t + slot] = key[d];
+            memcpy((float *)v + (h * t + slot) * dim, val, dim * sizeof(float));
         } else {
-            put16(key, head_dim, type, (uint16_t *)k + k_at, bs);
-            put16(val, head_dim, type, (uint16_t *)v + v_at, 1);
+            put16(key, head_dim, type, (uint16_t *)k + h * dim * t + slot, t);
+            put16(val, head_dim, type, (uint16_t *)v + (h * t + slot) * dim, 1);
         }
     }
 }

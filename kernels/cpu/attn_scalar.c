@@ -55,46 +55,43 @@ static int8_t put_int(float x, float scale, float low, float high)
     return (int8_t)(v > high ? high : v < low ? low : v == v ? v : 0);
 }
 
-static void put_group8(const float *x, int n, char *at, size_t stride, uint16_t *s)
+static void put_group8(const float *x, int n, lr_kv_slot to)
 {
     float top = 0;
     for (int d = 0; d < n; d++) top = fmaxf(top, fabsf(x[d]));
-    *s = put_f16(top / 127.0f);
-    float f = lr_f16_to_f32(*s);
-    for (int d = 0; d < n; d++) at[d * stride] = put_int(x[d], f, -127, 127);
+    *to.s = put_f16(top / 127.0f);
+    float f = lr_f16_to_f32(*to.s);
+    for (int d = 0; d < n; d++) to.at[d * to.stride] = put_int(x[d], f, -127, 127);
 }
 
-/* The largest value, whatever its sign, becomes -8. */
-static void put_group4(const float *x, char *at, size_t stride, uint16_t *s)
+/* The largest value, whatever its sign, becomes the lowest integer. */
+static void put_group4(const float *x, lr_kv_slot to)
 {
-    float top = 0, high = 0;
+    float top = 0, high = 0, low = to.upper ? -32 : -8;
+    int8_t q[LR_KV_GROUP];
     for (int d = 0; d < LR_KV_GROUP; d++) {
         top = fmaxf(top, fabsf(x[d]));
         high = fmaxf(high, x[d]);
     }
-    *s = put_f16((high == top ? top : -top) / -8.0f);
-    float f = lr_f16_to_f32(*s);
-    for (int d = 0; d < LR_KV_GROUP / 2; d++) {
-        int a = put_int(x[d], f, -8, 7), b = put_int(x[d + LR_KV_GROUP / 2], f, -8, 7);
-        at[d * stride] = (char)((a & 15) | (b & 15) << 4);
-    }
+    *to.s = put_f16((high == top ? top : -top) / low);
+    float f = lr_f16_to_f32(*to.s);
+    for (int d = 0; d < LR_KV_GROUP; d++) q[d] = put_int(x[d], f, low, -low - 1);
+    lr_kv_put4(q, to);
 }
 
-/* Writes a head's row x - center: values stride apart from at, scales s_stride apart from s. */
-static void put_turned(const float *x, const float *center, int head_dim, int type, char *at, size_t stride,
-                       uint16_t *s, size_t s_stride)
+/* Writes a head's row x - center. */
+static void put_turned(const float *x, const float *center, int head_dim, int type, lr_kv_slot to)
 {
     float t[LR_KV_TURN];
     for (int d = 0; d < head_dim; d += LR_KV_TURN) {
         int n = head_dim - d < LR_KV_TURN ? head_dim - d : LR_KV_TURN;
         for (int i = 0; i < n; i++) t[i] = center ? x[d + i] - center[d + i] : x[d + i];
         turn(t, n, lr_kv_turn_block(head_dim));
-        for (int g = 0; g < n; g += LR_KV_GROUP, s += s_stride) {
-            char *to = at + lr_kv_place(type, (size_t)(d + g)) * stride;
+        for (int g = 0; g < n; g += LR_KV_GROUP, lr_kv_next_group(&to, type)) {
             if (type == LR_Q4_0)
-                put_group4(t + g, to, stride, s);
+                put_group4(t + g, to);
             else
-                put_group8(t + g, n - g < LR_KV_GROUP ? n - g : LR_KV_GROUP, to, stride, s);
+                put_group8(t + g, n - g < LR_KV_GROUP ? n - g : LR_KV_GROUP, to);
         }
     }
 }
@@ -102,27 +99,25 @@ static void put_turned(const float *x, const float *center, int head_dim, int ty
 static void kv_put(const float *key, const float *val, const float *center, int n_kv_heads, int head_dim, int type,
                    int block_size, int slot, char *k, char *v)
 {
-    size_t t = (size_t)block_size, groups = (size_t)lr_kv_groups(head_dim), dim = (size_t)head_dim;
-    size_t scales = lr_kv_scales_at(type, n_kv_heads, head_dim, block_size);
-    for (size_t h = 0; h < (size_t)n_kv_heads; h++, key += dim, val += dim) {
-        size_t k_at = lr_kv_place(type, h * dim) * t + slot, v_at = lr_kv_place(type, (h * t + slot) * dim);
+    size_t t = (size_t)block_size, dim = (size_t)head_dim;
+    for (int h = 0; h < n_kv_heads; h++, key += dim, val += dim) {
         if (lr_kv_turned(type)) {
-            uint16_t *ks = (uint16_t *)(k + scales) + h * groups * t + slot;
-            uint16_t *vs = (uint16_t *)(v + scales) + (h * t + slot) * groups;
-            put_turned(key, center ? center + h * dim : NULL, head_dim, type, k + k_at, t, ks, t);
-            put_turned(val, NULL, head_dim, type, v + v_at, 1, vs, 1);
+            const float *c = center ? center + h * dim : NULL;
+            put_turned(key, c, head_dim, type, lr_kv_key_slot(k, type, n_kv_heads, head_dim, block_size, h, slot));
+            put_turned(val, NULL, head_dim, type, lr_kv_value_slot(v, type, n_kv_heads, head_dim, block_size, h, slot));
         } else {
-            put_plain(key, head_dim, type, k, k_at, t);
-            put_plain(val, head_dim, type, v, v_at, 1);
+            put_plain(key, head_dim, type, k, h * dim * t + slot, t);
+            put_plain(val, head_dim, type, v, (h * t + slot) * dim, 1);
         }
     }
 }
 
 /* ---- reading ---- */
 
-/* The value of dimension d at place `at` of the part. */
-static float get(const lr_attn_task *t, const char *part, size_t d, size_t at, size_t scale_at)
+static float get(const lr_attn_task *t, const char *part, bool keys, size_t d, size_t slot)
 {
+    size_t dim = (size_t)t->head_dim, bs = (size_t)t->block_size, h = (size_t)t->kv_head;
+    size_t at = keys ? (h * dim + d) * bs + slot : (h * bs + slot) * dim + d;
     switch (t->kv_type) {
     case LR_F32:
         return ((const float *)part)[at];
@@ -131,13 +126,9 @@ static float get(const lr_attn_task *t, const char *part, size_t d, size_t at, s
     case LR_BF16:
         return lr_bf16_to_f32(((const uint16_t *)part)[at]);
     default: {
-        const char *s = part + lr_kv_scales_at(t->kv_type, t->n_kv_heads, t->head_dim, t->block_size);
-        int q = ((const int8_t *)part)[at];
-        if (t->kv_type == LR_Q4_0) {
-            q = (d % LR_KV_GROUP < LR_KV_GROUP / 2 ? q : q >> 4) & 15;
-            if (q >= 8) q -= 16;
-        }
-        return (float)q * lr_f16_to_f32(((const uint16_t *)s)[scale_at]);
+        const uint16_t *scale;
+        int q = lr_kv_int(t, part, keys, d, slot, &scale);
+        return (float)q * lr_f16_to_f32(*scale);
     }
     }
 }
@@ -145,15 +136,13 @@ static float get(const lr_attn_task *t, const char *part, size_t d, size_t at, s
 /* Positions lo .. hi of the step that begins at base -> k (D, STEP), v (STEP, D). */
 static void load_step(const lr_attn_task *t, int base, int lo, int hi, float *k, float *v)
 {
-    size_t dim = (size_t)t->head_dim, bs = (size_t)t->block_size, groups = (size_t)lr_kv_groups(t->head_dim);
+    size_t dim = (size_t)t->head_dim;
     for (int p = lo; p <= hi; p++) {
         int slot, j = p - base;
         const char *kb = lr_attn_block(t, t->k, p, &slot), *vb = lr_attn_block(t, t->v, p, &slot);
         for (size_t d = 0; d < dim; d++) {
-            size_t g = d / LR_KV_GROUP, h = (size_t)t->kv_head, pos = h * bs + slot;
-            size_t k_at = lr_kv_place(t->kv_type, h * dim + d) * bs + slot;
-            k[d * LR_ATTN_STEP + j] = get(t, kb, d, k_at, (h * groups + g) * bs + slot);
-            v[j * dim + d] = get(t, vb, d, lr_kv_place(t->kv_type, pos * dim + d), pos * groups + g);
+            k[d * LR_ATTN_STEP + j] = get(t, kb, true, d, (size_t)slot);
+            v[j * dim + d] = get(t, vb, false, d, (size_t)slot);
         }
     }
 }

@@ -26,7 +26,7 @@
 #define DIRECT_MAX 8  /* pairs up to which halves are converted in registers */
 #define LOG2E      1.44269504088896341f
 
-typedef enum kind { IN_F32, IN_F16, IN_BF16, IN_Q8, IN_Q4 } kind;
+typedef enum kind { IN_F32, IN_F16, IN_BF16, IN_Q8, IN_Q4, IN_Q6 } kind; /* Q4, Q6: values and keys of Q4_0 */
 
 /* A step of a task: positions base .. base+63, of which the rows see places lo .. hi (together) and c0 .. c1 (each of
  * them; empty if c1 < c0). Then the panel in hand: dimension d of tile i's keys at k[i] + d * ldk, or position j of the
@@ -40,9 +40,10 @@ typedef struct step {
     size_t slot[TILES];                /* and its first slot there */
     const char *k[TILES], *v[TILES];
     const uint16_t *ks[TILES],
-        *vs[TILES]; /* IN_Q8, IN_Q4: scales, of 16 keys (lds apart a group), of a position's groups */
+        *vs[TILES]; /* from IN_Q8 on: scales, of 16 keys (lds apart a group), of a position's groups */
     size_t ldk, ldv, lds;
-    int run; /* positions whose values lie one behind the other: a tile, or the step */
+    size_t upper; /* IN_Q6: from k[i] to the upper bits of the same panel and tile */
+    int run;      /* positions whose values lie one behind the other: a tile, or the step */
     kind in;
 } step;
 
@@ -70,10 +71,11 @@ typedef struct work {
 VEC_INLINE size_t in_bytes(kind in) { return in == IN_F32 ? 4 : in < IN_Q8 ? 2 : 1; }
 
 /* Dimension, or column, d of a panel: the place of its values (lr_kv_place). */
-VEC_INLINE size_t in_place(kind in, size_t d) { return in == IN_Q4 ? lr_kv_place(LR_Q4_0, d) : d; }
+VEC_INLINE size_t in_place(kind in, size_t d) { return in >= IN_Q4 ? lr_kv_place(LR_Q4_0, d) : d; }
 
-/* VW values of a part, times scale if they are scaled; those of IN_Q4 are in the halves of the bytes where d's is. */
-VEC_INLINE vf in_load(kind in, const char *p, size_t d, vf scale)
+/* VW values of a part, times scale if they are scaled; d tells where IN_Q4 and IN_Q6 have them in their bytes, and
+ * upper where the upper bits of IN_Q6 are. */
+VEC_INLINE vf in_load(kind in, const char *p, const char *upper, size_t d, vf scale)
 {
     switch (in) {
     case IN_F32:
@@ -84,8 +86,10 @@ VEC_INLINE vf in_load(kind in, const char *p, size_t d, vf scale)
         return vf_load_bf16((const uint16_t *)p);
     case IN_Q8:
         return vf_mul(vf_load_i8((const int8_t *)p), scale);
-    default:
+    case IN_Q4:
         return vf_mul(vf_load_i4((const int8_t *)p, d % LR_KV_GROUP < LR_KV_GROUP / 2), scale);
+    default:
+        return vf_mul(vf_load_i6((const int8_t *)p, (const int8_t *)upper, d % LR_KV_GROUP / 8), scale);
     }
 }
 
@@ -112,9 +116,10 @@ VEC_INLINE void scores_block(const work *w, const step *s, int i0, size_t d0, si
             acc[r][c] = d0 ? vf_load(p + r * LR_ATTN_STEP + c * VW) : vf_set1(0);
         }
         for (size_t d = d0; d < d1;) {
-            const size_t span = in == IN_Q4 ? LR_KV_GROUP / 2 : LR_KV_GROUP, from = d;
-            size_t end = in >= IN_Q8 && d1 - d > span ? d + span : d1; /* one scale, and one half, till there */
-            size_t at = in_place(in, d - d0) * ldk;
+            const size_t span = in == IN_Q6 ? 8 : LR_KV_GROUP, from = d;
+            size_t end =
+                in >= IN_Q8 && d1 - d > span ? d + span : d1; /* one scale, and one place in bytes, till there */
+            size_t at = in_place(in, d - d0) * ldk, up = s->upper + lr_kv_upper_place(d - d0) * ldk;
             if (in >= IN_Q8) {
                 const size_t group = (d - d0) / LR_KV_GROUP * s->lds;
                 UNROLL for (int c = 0; c < VEC_COLS; c++)
@@ -123,9 +128,10 @@ VEC_INLINE void scores_block(const work *w, const step *s, int i0, size_t d0, si
                     scale[c] = vf_load_f16(s->ks[place / LR_ATTN_TILE] + group + place % LR_ATTN_TILE);
                 }
             }
-            for (; d < end; d++, at += ldk) {
+            for (; d < end; d++, at += ldk, up += ldk) {
                 vf b[VEC_COLS];
-                UNROLL for (int c = 0; c < VEC_COLS; c++) b[c] = in_load(in, k[c] + at, from, scale[c]);
+                UNROLL for (int c = 0; c < VEC_COLS; c++) b[c] =
+                    in_load(in, k[c] + at, in == IN_Q6 ? k[c] + up : NULL, from, scale[c]);
                 UNROLL for (int r = 0; r < nr; r++)
                 {
                     vf a = vf_set1(q[r * dim + d]);
@@ -165,7 +171,7 @@ VEC_INLINE void values_block(const step *s, const float *p, float *acc, size_t d
             {
                 size_t d = col + c * VW;
                 vf scale = vf_set1(in >= IN_Q8 ? vec_f16(vs[d / LR_KV_GROUP]) : 0);
-                b[c] = in_load(in, v + in_place(in, d) * elem, d, scale);
+                b[c] = in_load(in, v + in_place(in, d) * elem, NULL, d, scale);
             }
             UNROLL for (int r = 0; r < nr; r++)
             {
@@ -193,8 +199,8 @@ VEC_INLINE void values_rows(const step *s, const float *p, float *acc, size_t dp
 }
 
 #define EACH_ROWS(X, in) X(1, in) X(2, in) X(3, in) X(4, in) X(5, in) X(6, in)
-#define EACH_BLOCK(X)                                                                                                  \
-    EACH_ROWS(X, IN_F32) EACH_ROWS(X, IN_F16) EACH_ROWS(X, IN_BF16) EACH_ROWS(X, IN_Q8) EACH_ROWS(X, IN_Q4)
+#define EACH_BLOCK(X, quarter)                                                                                         \
+    EACH_ROWS(X, IN_F32) EACH_ROWS(X, IN_F16) EACH_ROWS(X, IN_BF16) EACH_ROWS(X, IN_Q8) EACH_ROWS(X, quarter)
 
 /* Pairs are cut into register blocks of even shares: the next block's size when `left` are left. */
 static int block_rows(int left)
@@ -213,7 +219,7 @@ static void scores(const work *w, const step *s, int d0, int d1)
     case in * 8 + n:                                                                                                   \
         scores_block(w, s, i, d0, d1, n, in);                                                                          \
         break;
-            EACH_BLOCK(X)
+            EACH_BLOCK(X, IN_Q6)
 #undef X
         }
     }
@@ -234,7 +240,7 @@ static void values(const work *w, const step *s, float *acc, int col, int n, int
     case in * 8 + r:                                                                                                   \
         values_rows(s, p, at, dp, kp, t0, t1, n, r, in);                                                               \
         break;
-            EACH_BLOCK(X)
+            EACH_BLOCK(X, IN_Q4)
 #undef X
         }
     }
@@ -308,11 +314,13 @@ VEC_INLINE void convert_keys(const work *w, const step *s, int i, int n, const k
     for (int c = 0; c < LR_ATTN_TILE / VW; c++) scale[c] = vf_set1(0);
     for (size_t d = 0; d < (size_t)n; d++, to += LR_ATTN_STEP) {
         const char *k = s->k[i] + in_place(in, d) * s->ldk * in_bytes(in);
+        const char *upper = in == IN_Q6 ? s->k[i] + s->upper + lr_kv_upper_place(d) * s->ldk : NULL;
         UNROLL for (int c = 0; c < LR_ATTN_TILE / VW; c++)
         {
             if (in >= IN_Q8 && d % LR_KV_GROUP == 0)
                 scale[c] = vf_load_f16(s->ks[i] + d / LR_KV_GROUP * s->lds + c * VW);
-            vf_store(to + c * VW, in_load(in, k + c * VW * in_bytes(in), d, scale[c]));
+            vf_store(to + c * VW,
+                     in_load(in, k + c * VW * in_bytes(in), in == IN_Q6 ? upper + c * VW : NULL, d, scale[c]));
         }
     }
 }
@@ -324,7 +332,7 @@ VEC_INLINE void convert_values(const work *w, const step *s, int i, int n, const
     for (int j = 0; j < LR_ATTN_TILE; j++, to += PANEL, v += s->ldv * in_bytes(in)) {
         for (size_t d = 0; d < (size_t)n; d += VW) {
             vf scale = vf_set1(in >= IN_Q8 ? vec_f16(s->vs[i][j * s->lds + d / LR_KV_GROUP]) : 0);
-            vf_store(to + d, in_load(in, v + in_place(in, d) * in_bytes(in), d, scale));
+            vf_store(to + d, in_load(in, v + in_place(in, d) * in_bytes(in), NULL, d, scale));
         }
     }
 }
@@ -342,14 +350,15 @@ static void convert(const work *w, const step *s, int i, int n, bool keys)
         keys ? convert_keys(w, s, i, n, IN_Q8) : convert_values(w, s, i, n, IN_Q8);
         break;
     default:
-        keys ? convert_keys(w, s, i, n, IN_Q4) : convert_values(w, s, i, n, IN_Q4);
+        keys ? convert_keys(w, s, i, n, IN_Q6) : convert_values(w, s, i, n, IN_Q4);
         break;
     }
 }
 
-/* The value of dimension d at place `at` of the part. */
-static float get(const lr_attn_task *t, const char *part, size_t d, size_t at, size_t scale_at)
+static float get(const lr_attn_task *t, const char *part, bool keys, size_t d, size_t slot)
 {
+    size_t dim = (size_t)t->head_dim, bs = (size_t)t->block_size, h = (size_t)t->kv_head;
+    size_t at = keys ? (h * dim + d) * bs + slot : (h * bs + slot) * dim + d;
     switch (t->kv_type) {
     case LR_F32:
         return ((const float *)part)[at];
@@ -358,10 +367,9 @@ static float get(const lr_attn_task *t, const char *part, size_t d, size_t at, s
     case LR_BF16:
         return lr_bf16_to_f32(((const uint16_t *)part)[at]);
     default: {
-        const char *s = part + lr_kv_scales_at(t->kv_type, t->n_kv_heads, t->head_dim, t->block_size);
-        int q = ((const int8_t *)part)[at];
-        if (t->kv_type == LR_Q4_0) q = (((d % LR_KV_GROUP < LR_KV_GROUP / 2 ? q : q >> 4) & 15) ^ 8) - 8;
-        return (float)q * vec_f16(((const uint16_t *)s)[scale_at]);
+        const uint16_t *scale;
+        int q = lr_kv_int(t, part, keys, d, slot, &scale);
+        return (float)q * vec_f16(*scale);
     }
     }
 }
@@ -369,51 +377,48 @@ static float get(const lr_attn_task *t, const char *part, size_t d, size_t at, s
 /* The slow way for blocks and dimensions of any size: one position at a time. Columns past head_dim are 0. */
 static void gather_keys(const lr_attn_task *t, const work *w, const step *s, size_t d0, size_t d1)
 {
-    size_t dim = (size_t)w->dim, bs = (size_t)t->block_size, groups = (size_t)lr_kv_groups(w->dim),
-           h = (size_t)t->kv_head;
     for (int j = s->lo; j <= s->hi; j++) {
         int slot;
         const char *b = lr_attn_block(t, t->k, s->base + j, &slot);
-        for (size_t d = d0; d < d1; d++) {
-            size_t scale_at = (h * groups + d / LR_KV_GROUP) * bs + slot;
-            size_t at = lr_kv_place(t->kv_type, h * dim + d) * bs + slot;
-            w->kt[(d - d0) * LR_ATTN_STEP + j] = get(t, b, d, at, scale_at);
-        }
+        for (size_t d = d0; d < d1; d++) w->kt[(d - d0) * LR_ATTN_STEP + j] = get(t, b, true, d, (size_t)slot);
     }
 }
 
 static void gather_values(const lr_attn_task *t, const work *w, const step *s, size_t d0, size_t d1)
 {
-    size_t dim = (size_t)w->dim, bs = (size_t)t->block_size, groups = (size_t)lr_kv_groups(w->dim),
-           h = (size_t)t->kv_head;
     for (int j = s->lo; j <= s->hi; j++) {
         int slot;
         const char *b = lr_attn_block(t, t->v, s->base + j, &slot);
-        for (size_t d = d0; d < d1; d++) {
-            size_t pos = h * bs + slot, at = lr_kv_place(t->kv_type, pos * dim + d);
-            w->vt[j * PANEL + d - d0] = d < dim ? get(t, b, d, at, pos * groups + d / LR_KV_GROUP) : 0;
-        }
+        for (size_t d = d0; d < d1; d++)
+            w->vt[j * PANEL + d - d0] = d < (size_t)w->dim ? get(t, b, false, d, (size_t)slot) : 0;
     }
 }
 
 static bool tile_seen(const step *s, int i) { return i >= s->lo / LR_ATTN_TILE && i <= s->hi / LR_ATTN_TILE; }
 
-static kind kind_of(int type)
+static kind kind_of(int type, bool keys)
 {
-    return type == LR_F32    ? IN_F32
-           : type == LR_F16  ? IN_F16
-           : type == LR_BF16 ? IN_BF16
-           : type == LR_Q8_0 ? IN_Q8
-                             : IN_Q4;
+    switch (type) {
+    case LR_F32:
+        return IN_F32;
+    case LR_F16:
+        return IN_F16;
+    case LR_BF16:
+        return IN_BF16;
+    default:
+        return type == LR_Q8_0 ? IN_Q8 : keys ? IN_Q6 : IN_Q4;
+    }
 }
 
 static void open_keys(const lr_attn_task *t, const work *w, step *s, int d0, int d1)
 {
     size_t elem = lr_kv_elem(t->kv_type), bs = (size_t)t->block_size, dim = (size_t)w->dim, h = (size_t)t->kv_head;
-    size_t scales = lr_kv_scales_at(t->kv_type, t->n_kv_heads, w->dim, t->block_size),
+    size_t scales = lr_kv_scales_at(t->kv_type, true, t->n_kv_heads, w->dim, t->block_size),
            groups = (size_t)lr_kv_groups(w->dim);
-    s->in = s->aligned ? kind_of(t->kv_type) : IN_F32;
+    s->in = s->aligned ? kind_of(t->kv_type, true) : IN_F32;
     s->ldk = s->lds = bs;
+    s->upper = lr_kv_upper_at(t->n_kv_heads, w->dim, t->block_size) + lr_kv_upper_place(h * dim + d0) * bs -
+               lr_kv_place(LR_Q4_0, h * dim + d0) * bs;
     for (int i = 0; s->aligned && i < TILES; i++) {
         s->k[i] = s->kb[i] + (lr_kv_place(t->kv_type, h * dim + d0) * bs + s->slot[i]) * elem;
         s->ks[i] = (const uint16_t *)(s->kb[i] + scales) + (h * groups + d0 / LR_KV_GROUP) * bs + s->slot[i];
@@ -429,9 +434,9 @@ static void open_keys(const lr_attn_task *t, const work *w, step *s, int d0, int
 static void open_values(const lr_attn_task *t, const work *w, step *s, int d0, int d1)
 {
     size_t elem = lr_kv_elem(t->kv_type), bs = (size_t)t->block_size, dim = (size_t)w->dim, h = (size_t)t->kv_head;
-    size_t scales = lr_kv_scales_at(t->kv_type, t->n_kv_heads, w->dim, t->block_size),
+    size_t scales = lr_kv_scales_at(t->kv_type, false, t->n_kv_heads, w->dim, t->block_size),
            groups = (size_t)lr_kv_groups(w->dim);
-    s->in = s->aligned ? kind_of(t->kv_type) : IN_F32;
+    s->in = s->aligned ? kind_of(t->kv_type, false) : IN_F32;
     s->ldv = lr_kv_place(t->kv_type, dim);
     s->lds = groups;
     s->run = LR_ATTN_TILE;

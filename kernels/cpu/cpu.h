@@ -75,14 +75,24 @@ typedef struct lr_attn_task {
 /* Layout of a layer's part of a block (T = block_size slots, D = head_dim), element type kv_type (F32, F16, BF16):
  *   k: (n_kv_heads, D, T)   transposed, so that a register holds one dimension of 16 keys
  *   v: (n_kv_heads, T, D)
+ *
  * Q8_0, Q4_0: after the values of the part lie float16 scales, one per 32 dimensions of a slot (the last group may be
- * short in Q8_0; G = ceil(D/32)): k (n_kv_heads, G, T), v (n_kv_heads, T, G). Values are int8 in the same order; in
- * Q4_0, dimensions j and j+16 of a group share the byte where int8's j would be, 16 bytes a group, as two's complement,
- * j in the low half. Both keep keys and values in a turned basis (attn_int.h), so that large channels do not take the
- * scale of the others; the attention turns queries in and outputs back. lr_cpu_kv_bytes() gives the size of a k or v
- * part. A row's result has one definition, whatever the tile, the block size and the threads: positions are cut into
- * chunks of LR_ATTN_CHUNK and those into steps of LR_ATTN_STEP, both at absolute multiples; online softmax runs over
- * the steps of a chunk in ascending order from a fresh state, and the chunks are combined in ascending order. */
+ * short in Q8_0; G = ceil(D/32)): k (n_kv_heads, G, T), v (n_kv_heads, T, G). Both keep keys and values in a turned
+ * basis (attn_int.h), so that large channels do not take the scale of the others; the attention turns queries in and
+ * outputs back.
+ *
+ * - Q8_0: values are int8 in the same order as above.
+ * - Q4_0, values: 4 bits, two's complement. Dimensions j and j+16 of a group share the byte where int8's j would be, 16
+ *   bytes a group, j in the low half.
+ * - Q4_0, keys: 6 bits, as errors in them cost ten times as much. The lower 4 lie like the values' (n_kv_heads, D/2,
+ * T), behind them the upper 2 (n_kv_heads, D/4, T): dimensions j, j+8, j+16, j+24 of a group share a byte, 8 bytes a
+ *   group, j in the lowest bits.
+ *
+ * lr_cpu_kv_bytes() gives the size of a part.
+ *
+ * A row's result has one definition, whatever the tile, the block size and the threads: positions are cut into chunks
+ * of LR_ATTN_CHUNK and those into steps of LR_ATTN_STEP, both at absolute multiples; online softmax runs over the steps
+ * of a chunk in ascending order from a fresh state, and the chunks are combined in ascending order. */
 #define LR_ATTN_CHUNK 1024
 #define LR_ATTN_STEP  64
 
@@ -160,9 +170,10 @@ void lr_pack_strips(int type, const void *src, size_t row_bytes, int n, int k, v
 void lr_gemm_f32_ref(int type, const void *rows, size_t row_bytes, int k, const float *x, size_t ldx, int m, float *y,
                      size_t ldy, int j0, int j1);
 
-size_t lr_cpu_kv_bytes(int type, int n_kv_heads, int head_dim, int block_size); /* of a k part or a v part */
-size_t lr_cpu_attn_scratch(int n_group, int head_dim, int max_rows);            /* bytes for a tile of max_rows rows */
-size_t lr_cpu_attn_part_floats(const lr_attn_task *t);                          /* floats of one part */
+/* Of a k part, or a v part. */
+size_t lr_cpu_kv_bytes(int type, bool keys, int n_kv_heads, int head_dim, int block_size);
+size_t lr_cpu_attn_scratch(int n_group, int head_dim, int max_rows); /* bytes for a tile of max_rows rows */
+size_t lr_cpu_attn_part_floats(const lr_attn_task *t);               /* floats of one part */
 void lr_attn_chunks(const lr_attn_task *t, int *first,
                     int *last); /* chunks that a row of t sees (last < first: none) */
 #define LR_ATTN_ROWS 16         /* most rows that a caller puts into one lr_attn_task */

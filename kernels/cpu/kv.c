@@ -2,9 +2,9 @@
  */
 #include "cpu/attn_int.h"
 
-size_t lr_cpu_kv_bytes(int type, int n_kv_heads, int head_dim, int block_size)
+size_t lr_cpu_kv_bytes(int type, bool keys, int n_kv_heads, int head_dim, int block_size)
 {
-    size_t n = lr_kv_scales_at(type, n_kv_heads, head_dim, block_size);
+    size_t n = lr_kv_scales_at(type, keys, n_kv_heads, head_dim, block_size);
     if (lr_kv_turned(type)) n += (size_t)n_kv_heads * lr_kv_groups(head_dim) * block_size * 2;
     return n;
 }

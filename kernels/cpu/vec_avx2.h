@@ -93,6 +93,14 @@ VEC_INLINE vf vf_load_i4(const int8_t *p, bool low)
     __m256i x = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p));
     return _mm256_cvtepi32_ps(_mm256_srai_epi32(_mm256_sll_epi32(x, _mm_cvtsi32_si128(low ? 28 : 24)), 28));
 }
+VEC_INLINE vf vf_load_i6(const int8_t *p, const int8_t *upper, int pair)
+{
+    __m256i x = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)p));
+    __m256i u = _mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)upper));
+    x = _mm256_srli_epi32(_mm256_sll_epi32(x, _mm_cvtsi32_si128(pair < 2 ? 28 : 24)), 28);
+    u = _mm256_srai_epi32(_mm256_sll_epi32(u, _mm_cvtsi32_si128(30 - 2 * pair)), 30);
+    return _mm256_cvtepi32_ps(_mm256_or_si256(x, _mm256_slli_epi32(u, 4)));
+}
 VEC_INLINE float vec_f16(uint16_t h) { return _cvtsh_ss(h); }
 
 VEC_INLINE void vf_store_f16(uint16_t *p, vf x)

@@ -77,6 +77,15 @@ VEC_INLINE vf vf_load_i4(const int8_t *p, bool low)
     __m512i x = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p));
     return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_sll_epi32(x, _mm_cvtsi32_si128(low ? 28 : 24)), 28));
 }
+/* The same with the bits above them: pair `pair` (0 .. 3) of VW bytes more. */
+VEC_INLINE vf vf_load_i6(const int8_t *p, const int8_t *upper, int pair)
+{
+    __m512i x = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)p));
+    __m512i u = _mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)upper));
+    x = _mm512_srli_epi32(_mm512_sll_epi32(x, _mm_cvtsi32_si128(pair < 2 ? 28 : 24)), 28);
+    u = _mm512_srai_epi32(_mm512_sll_epi32(u, _mm_cvtsi32_si128(30 - 2 * pair)), 30);
+    return _mm512_cvtepi32_ps(_mm512_or_si512(x, _mm512_slli_epi32(u, 4)));
+}
 VEC_INLINE float vec_f16(uint16_t h) { return _cvtsh_ss(h); }
 
 /* The other way, rounded to nearest even; vf_store_i8 takes whole numbers in -128 .. 127. */

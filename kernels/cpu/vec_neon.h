@@ -88,12 +88,21 @@ VEC_INLINE vf vf_load_i8(const int8_t *p)
     int16x8_t h = vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(u)));
     return vcvtq_f32_s32(vmovl_s16(vget_low_s16(h)));
 }
-VEC_INLINE vf vf_load_i4(const int8_t *p, bool low)
+VEC_INLINE int32x4_t vec_i8(const int8_t *p)
 {
     uint32_t u;
     memcpy(&u, p, 4);
-    int32x4_t x = vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(u)))));
-    return vcvtq_f32_s32(vshrq_n_s32(vshlq_s32(x, vdupq_n_s32(low ? 28 : 24)), 28));
+    return vmovl_s16(vget_low_s16(vmovl_s8(vreinterpret_s8_u32(vdup_n_u32(u)))));
+}
+VEC_INLINE vf vf_load_i4(const int8_t *p, bool low)
+{
+    return vcvtq_f32_s32(vshrq_n_s32(vshlq_s32(vec_i8(p), vdupq_n_s32(low ? 28 : 24)), 28));
+}
+VEC_INLINE vf vf_load_i6(const int8_t *p, const int8_t *upper, int pair)
+{
+    uint32x4_t x = vreinterpretq_u32_s32(vshlq_s32(vec_i8(p), vdupq_n_s32(pair < 2 ? 28 : 24)));
+    int32x4_t u = vshrq_n_s32(vshlq_s32(vec_i8(upper), vdupq_n_s32(30 - 2 * pair)), 30);
+    return vcvtq_f32_s32(vorrq_s32(vreinterpretq_s32_u32(vshrq_n_u32(x, 28)), vshlq_n_s32(u, 4)));
 }
 VEC_INLINE float vec_f16(uint16_t h) { return vgetq_lane_f32(vcvt_f32_f16(vreinterpret_f16_u16(vdup_n_u16(h))), 0); }
 VEC_INLINE void vf_store_f16(uint16_t *p, vf x) { vst1_u16(p, vreinterpret_u16_f16(vcvt_f16_f32(x))); }

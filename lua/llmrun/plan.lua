@@ -42,8 +42,8 @@ local function run_script(file, hp, script)
     return counter.kv
 end
 
---- Bytes of one value in KV of a type.
-M.kv_value_bytes = { f32 = 4, f16 = 2, bf16 = 2, q8_0 = 34 / 32, q4_0 = 18 / 32 }
+--- Bytes of one value in KV of a type, on average of keys and values: q4_0 has 6 bits for the one, 4 for the other.
+M.kv_value_bytes = { f32 = 4, f16 = 2, bf16 = 2, q8_0 = 34 / 32, q4_0 = 22 / 32 }
 
 --- KV layers { kv_heads, head_dim, window } of an open GGUF file, and its hyperparameters; nil, text.
 ---@param file any

@@ -18,14 +18,17 @@ void lr_backend_free(lr_backend *b)
 
 int lr_kv_layer_type(int type, int layer) { return layer == 0 && (type == LR_Q8_0 || type == LR_Q4_0) ? LR_F16 : type; }
 
+size_t lr_kv_part_bytes(const lr_kv_spec *s, int layer, bool keys)
+{
+    const lr_kv_layer *l = &s->layers[layer];
+    int type = lr_kv_layer_type(s->type, layer);
+    return (lr_cpu_kv_bytes(type, keys, l->n_kv_heads, l->head_dim, s->block_size) + 63) & ~(size_t)63;
+}
+
 size_t lr_kv_spec_block_bytes(const lr_kv_spec *s, int group)
 {
     size_t n = 0;
     for (int i = 0; i < s->n_layers; i++)
-        if (s->layers[i].group == group)
-            n += 2 * ((lr_cpu_kv_bytes(lr_kv_layer_type(s->type, i), s->layers[i].n_kv_heads, s->layers[i].head_dim,
-                                       s->block_size) +
-                       63) &
-                      ~(size_t)63);
+        if (s->layers[i].group == group) n += lr_kv_part_bytes(s, i, true) + lr_kv_part_bytes(s, i, false);
     return n;
 }

@@ -4,5 +4,7 @@
 #include "backend/backend.h"
 
 int lr_backend_cpu(lr_backend **out, const lr_backend_config *cfg, lr_error *err);
+/* Bytes of a layer's keys, or values, in a block: whole cache lines. */
+size_t lr_kv_part_bytes(const lr_kv_spec *, int layer, bool keys);
 
 #endif

@@ -161,9 +161,9 @@ static int cpu_kv_new(lr_backend *b, const lr_kv_spec *s, lr_kv_store **out, lr_
                          lr_dtype_name(s->type), l->head_dim);
         kv->layers[i] = *l;
         kv->types[i] = lr_kv_layer_type(s->type, i);
-        kv->part[i] = (lr_cpu_kv_bytes(kv->types[i], l->n_kv_heads, l->head_dim, s->block_size) + 63) & ~(size_t)63;
+        kv->part[i] = lr_kv_part_bytes(s, i, true);
         kv->offset[i] = kv->block_bytes[l->group];
-        kv->block_bytes[l->group] += 2 * kv->part[i];
+        kv->block_bytes[l->group] += kv->part[i] + lr_kv_part_bytes(s, i, false);
     }
     for (int g = 0; g < LR_KV_GROUPS && !rc; g++) {
         kv->n_blocks[g] = s->n_blocks[g];

@@ -69,7 +69,7 @@ static void huge_pages(char *p, size_t n)
 static pool pool_new(int n, int heads, int dim, int type, int bs)
 {
     pool p = {.n = n, .heads = heads, .dim = dim, .type = type, .bs = bs, .blocks = (n + bs - 1) / bs};
-    p.stride = (lr_cpu_kv_bytes(type, heads, dim, bs) + 63) / 64 * 64;
+    p.stride = (lr_cpu_kv_bytes(type, true, heads, dim, bs) + 63) / 64 * 64;
     p.k = lr_alloc_aligned(p.stride * p.blocks);
     p.v = lr_alloc_aligned(p.stride * p.blocks);
     huge_pages(p.k, p.stride * p.blocks);
@@ -157,7 +157,8 @@ static int ascending(const void *a, const void *b)
 
 static void decode(int heads, int group, int dim, int ctx, int type, int bs)
 {
-    size_t row = lr_cpu_kv_bytes(type, heads, dim, bs) * 2 / bs, total = (size_t)192 << 20;
+    size_t row = (lr_cpu_kv_bytes(type, true, heads, dim, bs) + lr_cpu_kv_bytes(type, false, heads, dim, bs)) / bs,
+           total = (size_t)192 << 20;
     int seqs = (int)(total / (row * ctx)) + 1;
     ctx = ctx / bs * bs;
     pool p = pool_new(seqs * ctx, heads, dim, type, bs);

@@ -37,7 +37,7 @@ static void seq_page(seq *s, const lr_cpu_kernels *kern, int type, int bs)
     s->type = type;
     s->bs = bs;
     s->blocks = (s->n + bs - 1) / bs;
-    s->stride = lr_cpu_kv_bytes(type, s->heads, s->dim, bs);
+    s->stride = lr_cpu_kv_bytes(type, true, s->heads, s->dim, bs);
     size_t bytes = s->stride * (size_t)s->blocks;
     s->k = malloc(bytes); /* exactly as much as the layout says: the sanitizer sees a read past it */
     s->v = malloc(bytes);
@@ -166,17 +166,17 @@ static void hadamard_float(float *x, int dim)
 }
 
 /* One group as the store holds it. */
-static void round_group(const float *x, int n, int type, double *out)
+static void round_group(const float *x, int n, int type, bool keys, double *out)
 {
-    int big = 0, low = type == LR_Q8_0 ? -127 : -8, high = type == LR_Q8_0 ? 127 : 7;
+    int big = 0, low = type == LR_Q8_0 ? -127 : keys ? -32 : -8, high = type == LR_Q8_0 ? 127 : -low - 1;
     for (int d = 1; d < n; d++)
         if (fabsf(x[d]) > fabsf(x[big]) || (x[d] > 0 && x[d] == -x[big])) big = d;
-    float f = lr_f16_to_f32(lr_f32_to_f16(type == LR_Q8_0 ? fabsf(x[big]) / 127 : x[big] / -8));
+    float f = lr_f16_to_f32(lr_f32_to_f16(type == LR_Q8_0 ? fabsf(x[big]) / 127 : x[big] / low));
     for (int d = 0; d < n; d++) out[d] = f * fmaxf(low, fminf(high, rintf(x[d] / f)));
 }
 
 /* What the store holds of a row of a head. */
-static void round_row(const float *x, int dim, int type, double *out)
+static void round_row(const float *x, int dim, int type, bool keys, double *out)
 {
     if (!lr_kv_turned(type)) {
         for (int d = 0; d < dim; d++) {
@@ -190,7 +190,7 @@ static void round_row(const float *x, int dim, int type, double *out)
     double stored[256];
     memcpy(t, x, (size_t)dim * sizeof(float));
     hadamard_float(t, dim);
-    for (int g = 0; g < dim; g += 32) round_group(t + g, dim - g < 32 ? dim - g : 32, type, stored + g);
+    for (int g = 0; g < dim; g += 32) round_group(t + g, dim - g < 32 ? dim - g : 32, type, keys, stored + g);
     hadamard_row(stored, dim, out);
 }
 
@@ -203,7 +203,7 @@ static void reference(const seq *s, const query *c, const float *q, int r, int h
     const float *qr = q + ((size_t)r * s->heads * c->group + h) * dim;
     for (int j = lo; j <= p; j++) {
         double x = 0;
-        round_row(s->key + ((size_t)j * s->heads + kvh) * dim, dim, s->type, row);
+        round_row(s->key + ((size_t)j * s->heads + kvh) * dim, dim, s->type, true, row);
         for (int d = 0; d < dim; d++) x += qr[d] * row[d];
         x /= sqrt(dim);
         if (c->softcap > 0) x = c->softcap * tanh(x / c->softcap);
@@ -214,7 +214,7 @@ static void reference(const seq *s, const query *c, const float *q, int r, int h
     for (int j = lo; j <= p; j++) sum += w[j] = exp(w[j] - top);
     if (c->sinks) sum += exp(c->sinks[h] - top);
     for (int j = lo; j <= p; j++) {
-        round_row(s->val + ((size_t)j * s->heads + kvh) * dim, dim, s->type, row);
+        round_row(s->val + ((size_t)j * s->heads + kvh) * dim, dim, s->type, false, row);
         for (int d = 0; d < dim; d++) out[d] += w[j] / sum * row[d];
     }
     free(w);
