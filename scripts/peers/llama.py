@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""One measurement of llama.cpp (through llama-cpp-python's low-level calls), for scripts/compare.
+"""One measurement of llama.cpp (through llama-cpp-python's low-level calls), for scripts/compare speed.
 
 Only evaluation is timed: llama_decode up to the logits. A prompt of --prefill random tokens in one batch
 (n_batch = n_ubatch = its length), then --decode greedy single-token steps whose context is centred on --context.
@@ -41,7 +41,7 @@ def main():
     mp.n_gpu_layers = 0
     model = L.llama_model_load_from_file(a.model.encode(), mp)
     if not model:
-        sys.exit(f"compare_llama.py: llama.cpp can't load {a.model}: {''.join(log[-3:]).strip()}")
+        sys.exit(f"llama.py: llama.cpp can't load {a.model}: {''.join(log[-3:]).strip()}")
     cp = L.llama_context_default_params()
     cp.n_ctx = a.prefill + a.context + a.decode + 64
     cp.n_batch = cp.n_ubatch = a.prefill
@@ -49,7 +49,7 @@ def main():
     cp.flash_attn_type = L.LLAMA_FLASH_ATTN_TYPE_DISABLED if a.no_flash else L.LLAMA_FLASH_ATTN_TYPE_ENABLED
     ctx = L.llama_init_from_model(model, cp)
     if not ctx:
-        sys.exit("compare_llama.py: llama.cpp can't make a context: " + "".join(log[-3:]).strip())
+        sys.exit("llama.py: llama.cpp can't make a context: " + "".join(log[-3:]).strip())
     memory = L.llama_get_memory(ctx)
     vocab = L.llama_model_get_vocab(model)
     n_vocab = L.llama_vocab_n_tokens(vocab)
@@ -65,7 +65,7 @@ def main():
         L.llama_get_logits_ith(ctx, -1)
         seconds = time.perf_counter() - start
         if rc != 0:
-            sys.exit(f"compare_llama.py: llama_decode failed with {rc}")
+            sys.exit(f"llama.py: llama_decode failed with {rc}")
         return seconds
 
     def prompt(n):
