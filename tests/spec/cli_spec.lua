@@ -223,7 +223,7 @@ describe("llmrun COMMAND on a model #model", function()
 
     it("Ctrl-C stops an answer and keeps the chat", function()
         local file = os.tmpname()
-        local out, _, status = sh("(echo 'Count from 1 to 1000.'; " .. wait_until("grep -q stopped " .. file)
+        local out, _, status = sh("(echo 'Write a very long story.'; " .. wait_until("grep -q stopped " .. file)
             .. "echo /stats) | $L chat --temperature 0 --ctx 4096 > " .. file .. " & p=$!; "
             .. wait_until("[ -s " .. file .. " ]") .. "kill -INT $p; wait $p; s=$?; cat " .. file .. "; (exit $s)")
         os.remove(file)
@@ -233,7 +233,7 @@ describe("llmrun COMMAND on a model #model", function()
 
     it("Ctrl-C ends run with status 130", function()
         local file = os.tmpname()
-        local _, err, status = sh("$L run -p 'Count from 1 to 1000.' --ctx 4096 > " .. file .. " & p=$!; "
+        local _, err, status = sh("$L run --temperature 0 -p 'Write a very long story.' --ctx 4096 > " .. file .. " & p=$!; "
             .. wait_until("[ -s " .. file .. " ]") .. "kill -INT $p; wait $p")
         os.remove(file)
         assert.equal(130, status)
