@@ -5,7 +5,9 @@
 --- the beginning of an answer and the next message the assistant's turn is "open": s:append and token-level loops add
 --- to it.
 
+local constrain = require "llmrun.constrain"
 local errors = require "llmrun.errors"
+local json = require "llmrun.json"
 local loop = require "llmrun.loop"
 local options = require "llmrun.options"
 local runner = require "llmrun.runner"
@@ -141,6 +143,7 @@ local gen_options = {
     tag = "integer|table", fault = "string|table",
 }
 for k, v in pairs(sampler.options) do gen_options[k] = v end
+for k, v in pairs(constrain.options) do gen_options[k] = v end
 
 local function stop_list(call, stop)
     if stop == nil then return nil end
@@ -162,6 +165,7 @@ local function start(self, call, o)
     if o.logprobs then n_top = o.logprobs == true and 0 or o.logprobs end
     local seed = o.seed or seeds.next()
     local stages = sampler.from_options(call, o, self.model)
+    local matcher, constraint = constrain.from_options(call, o, self.model)
     open_turn(self, call)
     if self.seq:len() == 0 then errors.raise(call, "nothing to go on from: the session is empty", "state") end
     local engine_now = o.deadline and self.model.engine:now() or 0
@@ -169,6 +173,7 @@ local function start(self, call, o)
         kind = "generate", stages = stages, seed = seed, max_tokens = o.max_tokens, stop = stop, stop_ids = o.stop_ids,
         ignore_eos = o.ignore_eos, special = o.special, n_top = n_top, priority = o.priority,
         deadline = o.deadline and engine_now + o.deadline, tenant = o.tenant, tag = o.tag,
+        matcher = matcher,
     })
     if not ok then
         if type(op) == "string" then op = op:gsub("^[^\n]-:%d+: ", "") end
@@ -179,7 +184,7 @@ local function start(self, call, o)
         local f = type(o.fault) == "table" and o.fault or { o.fault }
         op.req:inject(f[1], f[2] or 0)
     end
-    op.seed, op.stop, op.from = seed, stop, self.seq:len()
+    op.seed, op.stop, op.from, op.constraint = seed, stop, self.seq:len(), constraint
     self.op = op
     return op
 end
@@ -212,6 +217,7 @@ local function make_result(self, op, info)
         if n > 0 and info.t_last > info.t_first then r.timing.tokens_per_second = n / (info.t_last - info.t_first) end
     end
     if op.logprobs then r.logprobs = logprob_list(self, req) end
+    if op.constraint == "json" then r.value = (json.decode(r.text, { ordered = true })) end
     return r
 end
 
@@ -248,8 +254,9 @@ end
 
 --- Generates until a stop, and returns { text, tokens, finish_reason ("stop", "length", "cancelled"), stop, logprobs,
 --- usage = { prompt_tokens, cached_tokens, computed_tokens, completion_tokens }, timing = { queued, first_token, total,
---- tokens_per_second }, seed }. Options: max_tokens, stop, stop_ids, ignore_eos, special, logprobs, seed, the sampling
---- options (sampler.lua), priority, deadline (seconds from now), tenant, tag.
+--- tokens_per_second }, seed, value (with json) }. Options: max_tokens, stop, stop_ids, ignore_eos, special, logprobs,
+--- seed, the sampling options (sampler.lua), what the text must look like (constrain.lua), priority, deadline (seconds
+--- from now), tenant, tag.
 ---@param opts? table
 ---@return table
 function Session:gen(opts)

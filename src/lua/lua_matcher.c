@@ -93,6 +93,15 @@ static int copy_strings(lua_State *L, holes *h, size_t *n, lr_error *err)
     return 0;
 }
 
+int lr_lua_ask(lua_State *L, int n_args, lr_error *err)
+{
+    static const char yield[] = "attempt to yield";
+    int rc = lr_lua_call(L, n_args, 1, err);
+    if (rc && strncmp(err->text, yield, sizeof yield - 1) == 0)
+        return lr_fail(err, LR_ESCRIPT, "its function cannot wait: it is called in the middle of a step");
+    return rc;
+}
+
 static int ask(void *user, int id, lr_str text, const lr_str **strings, size_t *n, lr_error *err)
 {
     holes *h = user;
@@ -103,7 +112,7 @@ static int ask(void *user, int id, lr_str text, const lr_str **strings, size_t *
     lua_rawgeti(L, LUA_REGISTRYINDEX, h->ref);
     lua_pushinteger(L, id);
     lua_pushlstring(L, text.s, text.n);
-    int rc = lr_lua_call(L, 2, 1, err);
+    int rc = lr_lua_ask(L, 2, err);
     if (rc) return rc;
     rc = copy_strings(L, h, n, err);
     lua_pop(L, 1);
@@ -336,4 +345,5 @@ void lr_lua_open_matcher(lua_State *L)
     lr_lua_class(L, LR_LUA_MATCHER, methods, matcher_close);
     lua_pushcfunction(L, core_matcher);
     lua_setfield(L, -2, "matcher");
+    lr_lua_open_pieces(L);
 }

@@ -55,24 +55,21 @@ static void read_params(lua_State *L, int idx, lr_req_params *p, int n_vocab)
         p->stop_ids = lr_lua_check_ids(L, lua_gettop(L), n_vocab, &p->n_stop_ids);
 }
 
-/* The constraint of opts.matcher, if there is one: a copy, so that the one in Lua stays where it is. */
-static int make_constraint(lr_matcher *m, int n_vocab, lr_constraint *con, lr_req_params *p, lr_error *err)
+/* The constraint of opts.matcher, which is at idx: a copy, so that the one in Lua stays where it is. */
+static int make_constraint(lua_State *L, int idx, lr_model *model, lr_constraint *con, lr_error *err)
 {
     lr_matcher *copy;
-    if (!m) return 0;
-    int rc = lr_matcher_copy(&copy, m, err);
+    if (lr_lua_is_pieces(L, idx)) return lr_lua_pieces_constraint(L, idx, model->vocab, model->n_vocab, con, err);
+    int rc = lr_matcher_copy(&copy, lr_lua_check_matcher(L, idx), err);
     if (rc) return rc;
-    rc = lr_constraint_of_matcher(con, copy, n_vocab, err);
-    if (rc)
-        lr_matcher_free(copy);
-    else
-        p->constraint = con;
+    rc = lr_constraint_of_matcher(con, copy, model->n_vocab, err);
+    if (rc) lr_matcher_free(copy);
     return rc;
 }
 
 /* e:request(seq, { kind = "generate" | "logits" | "score", key = integer, stages = {...}, seed = n, max_tokens, stop,
- * stop_ids, ignore_eos, special, n_top, score_from, priority, deadline, tenant, tag, matcher }) -> request; nil, text,
- * code. key is what next_event gives. */
+ * stop_ids, ignore_eos, special, n_top, score_from, priority, deadline, tenant, tag, matcher (or pieces) }) -> request;
+ * nil, text, code. key is what next_event gives. */
 int lr_lua_engine_request(lua_State *L)
 {
     static const char *const kinds[] = {"generate", "logits", "score", NULL};
@@ -94,14 +91,19 @@ int lr_lua_engine_request(lua_State *L)
     lua_pushvalue(L, 2);
     lua_setiuservalue(L, self, 2);
     lr_lua_keep_tag(L, 3, "tag", self, 3);
-    lr_matcher *m = NULL;
-    if (p.kind == LR_REQ_GENERATE && lua_getfield(L, 3, "matcher") != LUA_TNIL)
-        m = lr_lua_check_matcher(L, lua_gettop(L));
-    if (p.kind == LR_REQ_GENERATE && lua_getfield(L, 3, "stages") != LUA_TNIL)
-        p.sampler = lr_lua_make_sampler(L, lua_gettop(L), (uint64_t)seed, n_vocab);
     lr_error err;
     lr_constraint con;
-    int rc = make_constraint(m, n_vocab, &con, &p, &err);
+    int rc = 0, held = 0;
+    if (p.kind == LR_REQ_GENERATE && lua_getfield(L, 3, "matcher") != LUA_TNIL) {
+        held = lua_gettop(L);
+        if (!lr_lua_is_pieces(L, held)) lr_lua_check_matcher(L, held);
+    }
+    if (p.kind == LR_REQ_GENERATE && lua_getfield(L, 3, "stages") != LUA_TNIL)
+        p.sampler = lr_lua_make_sampler(L, lua_gettop(L), (uint64_t)seed, n_vocab);
+    if (held) {
+        rc = make_constraint(L, held, lr_engine_model(eng->e), &con, &err);
+        if (!rc) p.constraint = &con;
+    }
     if (!rc) rc = lr_request_new(eng->e, seq->s, &p, &u->r, &err);
     if (rc) {
         lr_sampler_free(p.sampler);

@@ -183,7 +183,7 @@ end
 
 local M = {}
 
---- Defines the rules of a text in builder b. -> the rule "root" (or opts.root), functions of its holes
+--- Defines the rules of a text in builder b. -> the rule "root" (or opts.root), names of its holes
 function M.rule(b, text, opts)
     local s = scanner.new("gbnf", text)
     local g = setmetatable({ s = s, b = b, rules = scanner.rules(s, b, opts.holes) }, Gbnf)

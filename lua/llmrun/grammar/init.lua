@@ -76,7 +76,7 @@ local function compile(kind, opts)
     end
     local core_grammar, text, code = b:compile(rule)
     if not core_grammar then refuse.raise(code, "%s: %s", kind, text) end
-    return setmetatable({ core = core_grammar, kind = kind, holes = holes or {} }, Grammar)
+    return setmetatable({ core = core_grammar, kind = kind, holes = holes or {}, fns = opts.holes }, Grammar)
 end
 
 --- Compiles a grammar.
@@ -95,14 +95,14 @@ function M.compile(opts)
     return refuse.guard(compile, kind, opts)
 end
 
---- A matcher at the start of a text.
+--- A matcher at the start of a text. holes: functions in place of those that compile got.
 ---@param vocab any
----@param opts? { strip_space?: boolean }
+---@param opts? { strip_space?: boolean, holes?: table<string, function> }
 function Grammar:matcher(vocab, opts)
     local o = { strip_space = opts and opts.strip_space or nil }
     if #self.holes > 0 then
-        local fns = self.holes
-        o.hole = function(id, text) return fns[id](text) end
+        local names, fns = self.holes, opts and opts.holes or self.fns
+        o.hole = function(id, text) return fns[names[id]](text) end
     end
     return core.matcher(self.core, vocab, o)
 end

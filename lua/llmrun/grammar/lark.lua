@@ -303,7 +303,7 @@ end
 
 local M = {}
 
---- Defines the rules of a text in builder b. -> the rule "start" (or opts.root), functions of its holes
+--- Defines the rules of a text in builder b. -> the rule "start" (or opts.root), names of its holes
 function M.rule(b, text, opts)
     local s = scanner.new("lark", text)
     local g = setmetatable({ s = s, b = b, rules = scanner.rules(s, b, opts.holes), ignored = {} }, Lark)

@@ -127,13 +127,13 @@ function Rules:hole(name, pos)
         if type(fn) ~= "function" then
             self.s:fail("unsupported", ("<%s> is no hole: holes.%s is not a function"):format(name, name), pos)
         end
-        self.holes[#self.holes + 1] = fn
+        self.holes[#self.holes + 1] = name
         self.hole_node[name] = self.b:hole(#self.holes, name)
     end
     return self.hole_node[name]
 end
 
---- The id of the first rule; every rule that is used must be defined.
+--- The id of the first rule, and the names of the holes by number; every rule that is used must be defined.
 function Rules:finish(root)
     local missing, at
     for name, r in pairs(self.of) do
