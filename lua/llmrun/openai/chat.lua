@@ -74,24 +74,38 @@ function M.prepare(model, o, param)
     if o.tools and not o.forced and o.style.format.special then o.gen.special = true end
 end
 
---- Runs choice k on session s. show(text, records), if given, gets text as soon as it can be shown. Returns the result
---- with rest (the text not yet shown), calls, finish and records (those not yet shown).
-function M.run_choice(model, s, o, k, show)
+--- The end of an answer that is a call: its calls and finish.
+local function finish_forced(r, reader, on_call)
+    local more, cut = reader:finish()
+    if on_call and more ~= "" then on_call(reader.call, more) end
+    r.rest, r.calls = "", { reader.call }
+    r.finish = cut and choices.finish_reason(r) or "tool_calls"
+end
+
+--- Runs choice k on session s. show(text, records), if given, gets text as soon as it can be shown; on_call(call, text)
+--- likewise the arguments of a call that must come (else they are in the result alone). Returns the result with rest
+--- (the text not yet shown), calls, finish and records (those not yet shown).
+function M.run_choice(model, s, o, k, show, on_call)
     local gen = {}
     for name, v in pairs(o.gen) do gen[name] = v end
     gen.seed = o.seed + k - 1
     local splitter = show and o.tools and not o.forced and toolcalls.new(o.style.format, o.by_name, o.one_call) or nil
-    local waiting = {}
+    local waiting, reader = {}, o.forced and constraints.reader(o) or nil
     local r = choices.run(model, s, gen, show and function(text, records)
         if records then table.move(records, 1, #records, #waiting + 1, waiting) end
-        if o.forced then return end
+        if reader then
+            local call, more = reader:push(text)
+            if call and on_call then on_call(call, more) end
+            return
+        end
         if splitter then text = splitter:push(text) end
         if text == "" and #waiting == 0 then return end
         show(text, waiting)
         waiting = {}
     end or nil)
-    if o.forced then
-        r.rest, r.calls = "", constraints.calls(o, r)
+    if reader then
+        if not show then reader:push(r.text) end
+        finish_forced(r, reader, on_call)
     elseif splitter then
         r.rest, r.calls = splitter:finish()
     elseif o.tools then
@@ -100,7 +114,7 @@ function M.run_choice(model, s, o, k, show)
         r.calls, r.rest = {}, show and "" or r.text
     end
     if o.include_stop and r.stop then r.rest = r.rest .. r.stop end
-    r.finish = #r.calls > 0 and "tool_calls" or choices.finish_reason(r)
+    r.finish = r.finish or #r.calls > 0 and "tool_calls" or choices.finish_reason(r)
     r.records = table.move(r.records or {}, 1, #(r.records or {}), #waiting + 1, waiting)
     return r
 end
@@ -185,20 +199,30 @@ local function stream(model, o, name, res)
             finish_reason = finish or json.null, stop_reason = stop,
         }, choice_keys) })
     end
+    local function begin_call(k, c, i)
+        c.begun = true
+        delta(k, { tool_calls = json.array { call_object({ id = c.id, name = c.name, arguments = "" }, i - 1) } })
+    end
+    local function send_arguments(k, i, text)
+        delta(k, { tool_calls = json.array { json.object({
+            index = i - 1, ["function"] = json.object { arguments = text },
+        }, call_keys) } })
+    end
     local function send_calls(k, calls)
         for i, c in ipairs(calls) do
-            local first = call_object({ id = c.id, name = c.name, arguments = "" }, i - 1)
-            delta(k, { tool_calls = json.array { first } })
-            for piece in M.pieces(c.arguments) do
-                delta(k, { tool_calls = json.array { json.object({
-                    index = i - 1, ["function"] = json.object { arguments = piece },
-                }, call_keys) } })
+            if not c.begun then
+                begin_call(k, c, i)
+                for piece in M.pieces(c.arguments) do send_arguments(k, i, piece) end
             end
         end
     end
     local results = M.run_all(model, o, function(s, k)
         delta(k, { role = "assistant", content = "" })
-        local r = M.run_choice(model, s, o, k, function(text, records) delta(k, { content = text }, records) end)
+        local r = M.run_choice(model, s, o, k, function(text, records) delta(k, { content = text }, records) end,
+            function(c, text)
+                if not c.begun then begin_call(k, c, 1) end
+                if text ~= "" then send_arguments(k, 1, text) end
+            end)
         if r.rest ~= "" or #r.records > 0 then delta(k, { content = r.rest }, r.records) end
         send_calls(k, r.calls)
         delta(k, {}, nil, r.finish, choices.stop_reason(r, o.gen))

@@ -49,7 +49,9 @@ function M.raise(e)
     if not errors.is(e) then error(e, 0) end
     local text = e.message:gsub("^[^\n]-:%d+: ", ""):gsub("^s:%a+: ", "")
     if e.code == "full" then exchange.fail(400, text, nil, "context_length_exceeded") end
-    if e.code == "invalid" or e.code == "unsupported" then exchange.fail(400, text, nil, "invalid_value") end
+    if e.code == "invalid" or e.code == "unsupported" or e.code == "limit" then
+        exchange.fail(400, text, nil, "invalid_value")
+    end
     if e.code == "cancelled" then exchange.fail(503, text, nil, "cancelled") end
     error(e, 0)
 end

@@ -2,13 +2,12 @@
 --- regex, json_schema and ebnf of SGLang, and tools that must be called. It is kept exactly, or refused: never left
 --- aside.
 
+local constrain = require "llmrun.constrain"
 local fields = require "llmrun.openai.fields"
 local json = require "llmrun.json"
+local toolcalls = require "llmrun.openai.toolcalls"
 
 local M = {}
-
---- Whether s:gen takes constraints in this build.
-local function supported() return require("llmrun.session").constraints == true end
 
 local function set(o, param, kind, value)
     if o.constraint then
@@ -75,12 +74,12 @@ local function read_guided(r, o, prefix, at)
     end
 end
 
+--- Asks for it of s:gen; refused at once if it can't be kept.
 local function put(o)
     local c = o.constraint
-    if not supported() then
-        fields.bad(c.param, "constrained answers are not supported by this build", "unsupported_parameter")
-    end
     o.gen[c.kind] = c.value
+    local grammar, text = constrain.compile(c.kind, o.gen)
+    if not grammar then fields.bad(c.param, (text:gsub("^" .. c.kind .. ": ", ""))) end
 end
 
 --- Reads all such fields into o.constraint and o.gen.
@@ -99,43 +98,82 @@ function M.read(r, _, o)
     if o.choice == "required" or type(o.choice) == "table" then
         if o.constraint then fields.bad("tool_choice", "not together with " .. o.constraint.param) end
         o.forced = true
-        if not supported() then
-            fields.bad("tool_choice", "calls that must be made are not supported by this build",
-                "unsupported_parameter")
-        end
     elseif o.constraint then
         o.tools = nil -- an answer of that form holds no calls
     end
 end
 
-local no_arguments = json.object({ type = "object", additionalProperties = false })
+-- Calls that must come ----------------------------------------------------------------------------------------------
 
-local function call_schema(def)
-    return json.object({
-        type = "object", additionalProperties = false, required = json.array { "name", "arguments" },
-        properties = json.object({
-            name = json.object { const = def.name },
-            arguments = def.schema or no_arguments,
-        }, { "name", "arguments" }),
-    }, { "type", "properties", "required", "additionalProperties" })
-end
+-- How models of a family write a call, per format of tools.lua: what stands before its JSON, the name of the
+-- arguments in it, whether it is an item of a list.
+local forms = {
+    hermes = { before = "<tool_call>\n", arguments = "arguments" },
+    llama3 = { before = "", arguments = "parameters" },
+    mistral = { before = "[TOOL_CALLS] ", arguments = "arguments", list = true },
+    gemma = { before = "", arguments = "parameters" },
+}
 
---- A call that must come: the answer is the JSON of the call and nothing else.
-function M.prepare(_, o)
-    if not o.forced then return end
-    local any = json.array()
-    for _, def in ipairs(o.tools) do
-        if o.choice == "required" or def.name == o.choice.name then any[#any + 1] = call_schema(def) end
+--- The schema of a tool's arguments as a part of a larger one: its references stay its own.
+local function arguments_schema(def, i)
+    local given = def.schema or json.object { type = "object", additionalProperties = false }
+    local schema, keys = {}, json.keys(given)
+    for _, k in ipairs(keys) do schema[k] = given[k] end
+    if schema["$id"] == nil then
+        schema["$id"] = "llmrun:tools/" .. i
+        table.insert(keys, 1, "$id")
     end
-    o.gen.json = #any == 1 and any[1] or json.object { anyOf = any }
+    if schema.type == nil and schema["$ref"] == nil then
+        schema.type = "object"
+        keys[#keys + 1] = "type"
+    end
+    return json.object(schema, keys)
 end
 
---- The call that a forced answer is; none if it was cut short.
-function M.calls(_, r)
-    local call = json.decode(r.text, { ordered = true })
-    if not call then return {} end
-    return { { id = require("llmrun.openai.toolcalls").id(), name = call.name, arguments =
-        json.encode(call.arguments) } }
+local function call_schema(def, i, form)
+    local order = { "name", form.arguments }
+    local call = json.object({
+        type = "object", additionalProperties = false, required = json.array { "name", form.arguments },
+        properties = json.object({
+            name = json.object { const = def.name }, [form.arguments] = arguments_schema(def, i),
+        }, order),
+    }, { "type", "properties", "required", "additionalProperties" })
+    if not form.list then return call end
+    return json.object({ type = "array", items = call, minItems = 1, maxItems = 1 })
 end
+
+--- Refuses the tool whose arguments can't be held to its schema.
+local function refuse(o, which, form, text)
+    for i, def in ipairs(o.tools) do
+        if which(def) then
+            local ok, why = constrain.compile("json", { json = call_schema(def, i, form) })
+            if not ok then
+                local place = why:gsub("^json: ", ""):gsub("#/properties/" .. form.arguments, "#", 1)
+                fields.bad(("tools[%d].function.parameters"):format(i - 1), place)
+            end
+        end
+    end
+    fields.bad("tools", text)
+end
+
+--- A call that must come: the answer is the JSON of one call and nothing else, behind what a model of the family puts
+--- before it.
+function M.prepare(model, o)
+    if not o.forced then return end
+    local form, any = forms[o.style.format.name] or forms.hermes, json.array()
+    local function which(def) return o.choice == "required" or def.name == o.choice.name end
+    for i, def in ipairs(o.tools) do
+        if which(def) then any[#any + 1] = call_schema(def, i, form) end
+    end
+    o.form, o.gen.json = form, #any == 1 and any[1] or json.object { anyOf = any }
+    local ok, text = constrain.compile("json", o.gen)
+    if not ok then refuse(o, which, form, text) end
+    if form.before ~= "" then
+        for _, id in ipairs(model:tokenize(form.before, { special = true, bos = false })) do o.ids[#o.ids + 1] = id end
+    end
+end
+
+--- Reads such an answer as it comes.
+function M.reader(o) return toolcalls.forced(o.form) end
 
 return M

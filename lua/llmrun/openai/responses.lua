@@ -183,7 +183,7 @@ local function call_item(item_id, status, c, arguments)
     }, { "type", "id", "call_id", "name", "arguments", "status" })
 end
 
-local function status_of(r) return r.finish_reason == "length" and #r.calls == 0 and "incomplete" or "completed" end
+local function status_of(r) return r.finish == "length" and "incomplete" or "completed" end
 
 local function whole(self, model)
     local o = self.o

@@ -101,4 +101,41 @@ function Splitter:finish()
     return #rest > self.shown and rest:sub(self.shown + 1) or "", calls
 end
 
+-- Answers that are one call in JSON of a known form (constraints.lua).
+local Forced = {}
+Forced.__index = Forced
+
+---@param form table { arguments = their name in it, list = whether it stands in a list }
+function M.forced(form)
+    return setmetatable({
+        text = "", tail = form.list and 2 or 1, -- bytes behind the arguments
+        head = '^%s*%[?%s*{%s*"name":%s*"([^"]*)",%s*"' .. form.arguments .. '":%s*()%S',
+    }, Forced)
+end
+
+--- Takes a piece; returns the call { id, name } once it is known, and more of the arguments' text.
+function Forced:push(piece)
+    self.text = self.text .. piece
+    if not self.call then
+        local name, at = self.text:match(self.head)
+        if not name then return nil, "" end
+        self.call, self.at, self.sent = { id = M.id(), name = name }, at, at - 1
+    end
+    local stop = math.max(self.sent, #self.text - self.tail)
+    while stop > self.sent and self.text:find("^[\x80-\xbf]", stop + 1) do stop = stop - 1 end
+    local more = self.text:sub(self.sent + 1, stop)
+    self.sent = stop
+    return self.call, more
+end
+
+--- The end: the rest of the arguments (only of an answer that was cut short there is any), and whether it was.
+function Forced:finish()
+    if not self.call then return "", true end
+    local whole = json.decode(self.text) ~= nil
+    local stop = whole and #self.text - self.tail or #self.text
+    local more = self.text:sub(self.sent + 1, stop)
+    self.call.arguments = self.text:sub(self.at, stop)
+    return more, not whole
+end
+
 return M
