@@ -10,14 +10,14 @@
 ---                       trusted (llmrun FILE.lua)            untrusted (here)
 ---   state               one, shared                          one a run, gone afterwards
 ---   globals, modules    shared, any                          its own; modules only as texts in opts.modules
----   io, os, debug       all                                  os.time, os.clock
+---   io, os, debug       all                                  os.time, os.clock; print, write
 ---   load                text and binary                      text
 ---   string matching     Lua's                                bounded steps (lua_pattern.c)
 ---   memory              the machine's                        a cap in the allocator
 ---   endless loops       Ctrl-C                               processor time, by the watchdog (lua_guard.c)
 ---   finalizers (__gc)   as in Lua                            refused: no hook stops them
 ---   models              llm.load, anything                   what it is given, through the methods below
----   Lua in samplers     yes                                  no: functions don't cross the border
+---   Lua in samplers     yes                                  in a state of their own: sandbox/sampler.lua
 
 local core = require "llmrun.core"
 local errors = require "llmrun.errors"
@@ -50,8 +50,8 @@ end
 
 -- Code of the inside -------------------------------------------------------------------------------------------------
 
-local modules = { "llmrun.sandbox.inside", "llmrun.loop", "llmrun.branch", "llmrun.best", "llmrun.errors",
-    "llmrun.options", "llmrun.json" }
+local modules = { "llmrun.sandbox.inside", "llmrun.sandbox.stages", "llmrun.loop", "llmrun.branch", "llmrun.best",
+    "llmrun.errors", "llmrun.options", "llmrun.json" }
 
 local function module_text(name)
     local folder = os.getenv("LLMRUN_LUA")
@@ -64,7 +64,8 @@ local function module_text(name)
 end
 
 local compiled
-local function chunks()
+--- The modules of the inside as binary chunks: name -> code.
+function M.chunks()
     if not compiled then
         compiled = {}
         for _, name in ipairs(modules) do
@@ -364,7 +365,7 @@ function M.run(source, opts)
     if type(source) ~= "string" then errors.raise(CALL, "a program (text) expected, got " .. type(source)) end
     local o = settings(opts)
     loop.check_can_wait(CALL)
-    local box, err, code = core.sandbox_new { memory = o.memory, steps = o.steps, chunks = chunks() }
+    local box, err, code = core.sandbox_new { memory = o.memory, steps = o.steps, chunks = M.chunks() }
     if not box then return nil, ("%s: %s"):format(CALL, err), code end
     local self <close> = setmetatable({
         box = box, opts = o, objects = {}, ids = {}, last_id = 0, tasks = {}, replies = {}, streams = {}, output = {},

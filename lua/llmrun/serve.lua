@@ -37,7 +37,7 @@ Server.__index = Server
 local known = {
     host = "string", port = "integer", models = "table", model_names = "table", routes = "table",
     api_keys = "table|string", openai = "boolean|table", page = "boolean|string", cors = "table", hosts = "table",
-    log = "function",
+    scripts = "boolean|table", log = "function",
     request_timeout = "number", drain_timeout = "number", on_ready = "function",
     max_connections = "integer", max_requests = "integer", max_header = "integer", max_body = "integer",
     max_bodies = "integer", max_stream = "integer", idle_timeout = "number", header_timeout = "number",
@@ -248,6 +248,10 @@ function M.start(o)
     self.host, loopback = self.core:host()
     self.port = self.core:port()
     self.check_host = loopback and not self.keys
+    if o.scripts and not self.keys and not loopback then
+        self.core:close()
+        errors.raise("llm.serve", "scripts, from everybody who can reach it? Set an API key, or listen on loopback")
+    end
     loop.watch(self.core:fd(), "r", function() on_news(self) end)
     return self
 end
@@ -298,6 +302,7 @@ end
 ---   routes: "METHOD /path" -> function(req, res); /path/{name} and /path/* match more
 ---   api_keys: a key, a list, or name -> key
 ---   openai: false: no OpenAI API; a table: its options, see openai/init.lua
+---   scripts: true, or a table of limits: requests may carry samplers and programs, see openai/scripts.lua
 ---   page: false: no page at /; "open": it comes without a key, and asks for one
 ---   cors: origins that browsers let in; hosts: further names of this server; log: function(text)
 ---   request_timeout, drain_timeout (30): seconds; on_ready(server)

@@ -54,7 +54,7 @@ describe("a program in a sandbox", function()
         ]]
         assert.equal("_G _VERSION assert coroutine error getmetatable ipairs json llm load math next os pairs pcall "
             .. "print rawequal rawget rawlen rawset require select setmetatable string table tonumber tostring type "
-            .. "utf8 xpcall", names)
+            .. "utf8 write xpcall", names)
         assert.equal("clock time", run [[
             local n = {}
             for k in pairs(os) do n[#n + 1] = k end

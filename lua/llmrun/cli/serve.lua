@@ -32,7 +32,7 @@ the requests that have come are answered.]],
         { "max-queue", arg = "N", type = "integer", help = "requests that may wait before 503 is answered (1024)" },
         { "block-size", arg = "N", type = "integer", help = "tokens in a KV block, 1 to 256 (default 16)" },
         { "kv-memory", arg = "X", type = "number", help = "of the memory that is free: a fraction, or bytes" },
-        { "kv-cache-dtype", arg = "TYPE", choices = { "auto", "f32", "f16", "bf16", "q8_0" },
+        { "kv-cache-dtype", arg = "TYPE", choices = { "auto", "f32", "f16", "bf16", "q8_0", "q4_0" },
             help = "number format of the KV cache" },
         { "enable-prefix-caching", help = "keeps computed prefixes for later requests (the default)" },
         { "no-enable-prefix-caching", help = "does not" },
@@ -41,6 +41,9 @@ the requests that have come are answered.]],
         { "speculative-model", arg = "MODEL", help = "a small model that drafts" },
         { "policy", arg = "FILE", help = "who runs when: a Lua file (read again when it changes) or a name" },
         { "routes", arg = "FILE", help = "a Lua file that returns further routes" },
+        { "allow-scripts", help = "requests may carry Lua samplers and programs; they run in a sandbox" },
+        { "script-limit", arg = "NAME=N", type = "list",
+            help = "a limit of such scripts: seconds, timeout, memory, tokens, sessions, output, ..." },
         { "chat-template", arg = "FILE", help = "Jinja file in place of the model's chat template" },
         { "cors", arg = "ORIGIN", type = "list", help = "lets a browser's pages of this origin in (* for all)" },
         { "allowed-host", arg = "NAME", type = "list", help = "a further Host name of this server" },
@@ -117,6 +120,17 @@ local function use_policy(model, what)
     common.guard(is_file and model.watch or model.use, model, what)
 end
 
+local function scripts_of(o)
+    if o.script_limit and not o.allow_scripts then args.fail("--script-limit without --allow-scripts", 2) end
+    if not o.allow_scripts then return nil end
+    local limits = {}
+    for _, text in ipairs(o.script_limit or {}) do
+        local name, n = text:match("^([%w_]+)=(.+)$")
+        limits[name or text] = tonumber(n) or args.fail(("--script-limit %s: NAME=NUMBER expected"):format(text), 2)
+    end
+    return limits
+end
+
 local function page_of(o)
     if o.no_page then return false end
     return o.open_page and "open" or true
@@ -135,7 +149,7 @@ function M.run(o)
         host = o.host, port = o.port, models = models, model_names = names, routes = routes, api_keys = api_keys(o),
         openai = { names = aliases, max_queue = o.max_queue }, page = page_of(o), cors = o.cors,
         hosts = o.allowed_host, max_body = o.max_body, request_timeout = o.request_timeout,
-        drain_timeout = o.drain_timeout,
+        drain_timeout = o.drain_timeout, scripts = scripts_of(o),
         on_ready = function(server)
             local shown = {}
             for i, entry in ipairs(list) do shown[i] = entry.name end

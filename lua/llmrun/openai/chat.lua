@@ -7,6 +7,7 @@ local fields = require "llmrun.openai.fields"
 local json = require "llmrun.json"
 local messages = require "llmrun.openai.messages"
 local sampling = require "llmrun.openai.sampling"
+local scripts = require "llmrun.openai.scripts"
 local toolcalls = require "llmrun.openai.toolcalls"
 
 local M = {}
@@ -89,6 +90,7 @@ function M.run_choice(model, s, o, k, show, on_call)
     local gen = {}
     for name, v in pairs(o.gen) do gen[name] = v end
     gen.seed = o.seed + k - 1
+    local script <close> = o.script and o.script:start() or nil
     local splitter = show and o.tools and not o.forced and toolcalls.new(o.style.format, o.by_name, o.one_call) or nil
     local waiting, reader = {}, o.forced and constraints.reader(o) or nil
     local r = choices.run(model, s, gen, show and function(text, records)
@@ -102,7 +104,7 @@ function M.run_choice(model, s, o, k, show, on_call)
         if text == "" and #waiting == 0 then return end
         show(text, waiting)
         waiting = {}
-    end or nil)
+    end or nil, script)
     if reader then
         if not show then reader:push(r.text) end
         finish_forced(r, reader, on_call)
@@ -237,8 +239,10 @@ function M.answer(api, req, res)
     local r = fields.read(req)
     local model, name = api:model(r)
     local o = M.read(api, r, model)
+    scripts.read(api, r, req, o)
     M.prepare(model, o)
     api:admit(req, model, o.gen)
+    local place <close> = scripts.place(api, o) -- luacheck: ignore 211
     if not o.stream then return whole(model, o, name) end
     stream(model, o, name, res)
 end

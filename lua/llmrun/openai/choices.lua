@@ -69,7 +69,14 @@ M.guarded = guarded
 ---@param s llmrun.Session
 ---@param gen table options of s:gen
 ---@param on_piece? function
-function M.run(model, s, gen, on_piece)
+---@param script? table a sampler that came with the request: its errors are the client's
+function M.run(model, s, gen, on_piece, script)
+    if script then
+        gen.sampler = script.stages
+        local ok, r = pcall(M.run, model, s, gen, on_piece)
+        if ok then return r end
+        require("llmrun.openai.scripts").explain(script, r)
+    end
     local sent, records = 0, gen.logprobs and new_records(model, gen.special)
     local next_piece, state, first, guard = guarded(s.stream, s, gen)
     for piece in next_piece, state, first, guard do

@@ -8,6 +8,7 @@ local constraints = require "llmrun.openai.constraints"
 local fields = require "llmrun.openai.fields"
 local json = require "llmrun.json"
 local sampling = require "llmrun.openai.sampling"
+local scripts = require "llmrun.openai.scripts"
 
 local M = {}
 
@@ -141,9 +142,10 @@ local function run_prompt(model, o, i, hooks)
         local gen = {}
         for name, v in pairs(o.gen) do gen[name] = v end
         gen.seed = o.seed + k - 1
+        local script <close> = o.script and o.script:start() or nil
         local r = choices.run(model, sessions[k], gen, hooks and function(text, records)
             hooks.piece(k, text, records, counter)
-        end)
+        end, script)
         if hooks then hooks.done(k, r, counter) end
         return r
     end)
@@ -238,7 +240,9 @@ function M.answer(api, req, res)
     local r = fields.read(req)
     local model, name = api:model(r)
     local o = read(r, model, api.limits)
+    scripts.read(api, r, req, o)
     api:admit(req, model, o.gen)
+    local place <close> = scripts.place(api, o) -- luacheck: ignore 211
     if not o.stream then return whole(model, o, name) end
     stream(model, o, name, res)
 end

@@ -2,7 +2,8 @@
 --- /v1/embeddings, /tokenize, /detokenize. Plain Lua over sessions, meant to be read and changed.
 ---
 --- Options (the table `openai` of llm.serve): limits (see sampling.lua), max_queue (completions that may wait for the
---- engine before further ones get 503), names (further names of the models: name -> model).
+--- engine before further ones get 503), names (further names of the models: name -> model). Scripts in requests: see
+--- scripts.lua.
 
 local choices = require "llmrun.openai.choices"
 local exchange = require "llmrun.exchange"
@@ -11,6 +12,7 @@ local json = require "llmrun.json"
 local messages = require "llmrun.openai.messages"
 local options = require "llmrun.options"
 local sampling = require "llmrun.openai.sampling"
+local scripts = require "llmrun.openai.scripts"
 
 local M = {}
 
@@ -112,7 +114,7 @@ function M.add(server, o)
     options.check("llm.serve: openai", o, known, 4)
     local self = setmetatable({
         server = server, list = {}, by_name = {}, created = os.time(), limits = check_limits(o.limits),
-        max_queue = o.max_queue or 1024,
+        max_queue = o.max_queue or 1024, scripts = scripts.settings(server.options.scripts),
     }, Api)
     for _, model in ipairs(server.models) do
         local entry = { name = server.names[model], model = model }
@@ -134,6 +136,7 @@ function M.add(server, o)
     route("POST /v1/completions", require("llmrun.openai.completions").answer)
     route("POST /v1/responses", require("llmrun.openai.responses").answer)
     route("POST /v1/embeddings", require("llmrun.openai.embeddings").answer)
+    route("POST /v1/programs", scripts.answer)
     return self
 end
 

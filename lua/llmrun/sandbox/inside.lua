@@ -217,15 +217,27 @@ local function safe_load(chunk, name, mode, e)
 end
 
 local printed = 0
+local function put(call, text)
+    printed = printed + #text
+    if printed > config.output then
+        error(("%s: over the limit of %d bytes of output"):format(call, config.output), 3)
+    end
+    requests[#requests + 1] = { print = text }
+end
+
 local function safe_print(...)
     local parts = table.pack(...)
     for i = 1, parts.n do parts[i] = tostring(parts[i]) end
-    local text = table.concat(parts, "\t") .. "\n"
-    printed = printed + #text
-    if printed > config.output then
-        error(("print: over the limit of %d bytes of output"):format(config.output), 2)
+    put("print", table.concat(parts, "\t") .. "\n")
+end
+
+local function safe_write(...)
+    for i, v in ipairs { ... } do
+        if type(v) ~= "string" and type(v) ~= "number" then
+            error(("bad argument #%d to 'write' (string expected, got %s)"):format(i, type(v)), 2)
+        end
+        put("write", tostring(v))
     end
-    requests[#requests + 1] = { print = text }
 end
 
 --- Modules that the program may require: texts, run once each, in the same environment.
@@ -276,7 +288,7 @@ local function environment()
         pcall = pcall, rawequal = rawequal, rawget = rawget, rawlen = rawlen, rawset = rawset, select = select,
         tonumber = tonumber, tostring = tostring, type = type, _VERSION = _VERSION,
         xpcall = safe_xpcall, setmetatable = safe_setmetatable, load = safe_load, print = safe_print,
-        require = requirer(config.modules), string = s, table = safe_table(),
+        write = safe_write, require = requirer(config.modules), string = s, table = safe_table(),
         math = copy(math, "abs", "acos", "asin", "atan", "ceil", "cos", "deg", "exp", "floor", "fmod", "huge", "log",
             "max", "maxinteger", "min", "mininteger", "modf", "pi", "rad", "random", "randomseed", "sin", "sqrt", "tan",
             "tointeger", "type", "ult"),
@@ -287,8 +299,9 @@ local function environment()
             clock = function() return core.now() - config.began end,
         },
         json = copy(json, "decode", "encode", "array", "object", "null", "is_array", "is_object"),
-        llm = library(),
+        llm = not config.sampler and library() or nil,
     }
+    if config.sampler then env.print, env.write = nil, nil end
     env.coroutine.resume, env.coroutine.wrap, env.coroutine.close = core.resume, core.wrap, function(co)
         if coroutine.status(co) == "running" or coroutine.status(co) == "normal" then
             error(("cannot close a %s coroutine"):format(coroutine.status(co)), 2)
@@ -305,6 +318,10 @@ local function main(c, ...)
     config = c
     cjson.null = c.null
     local chunk, err = load(c.source, "=" .. c.name, "t", environment())
+    if config.sampler then
+        if not chunk then error(err, 0) end
+        return require("llmrun.sandbox.stages").run(chunk, c)
+    end
     if not chunk then return requests, "failed", err, "format" end
     local results = table.pack(loop.run(chunk, ...))
     if results[1] ~= "done" then return requests, "failed", tostring(results[2]), "script" end
