@@ -318,6 +318,24 @@ void lr_engine_get_info(const lr_engine *e, lr_engine_info *info)
     e->model->ops->memory(e->model, &info->mem_weights, &info->mem_kv, &info->mem_work);
 }
 
+double lr_engine__hook_begin(lr_engine *e) { return e->hook_depth++ == 0 ? lr_engine__now(e) : 0; }
+
+void lr_engine__hook_end(lr_engine *e, const char *name, double begin)
+{
+    if (--e->hook_depth > 0) return;
+    double end = lr_engine__now(e);
+    e->hook_time += end - begin;
+    if (e->trace) lr_trace_span(e->trace, LR_TRACE_ENGINE, LR_TRACE_HOOKS, name, begin, end, NULL);
+}
+
+static double score(void *user, const lr_kv_leaf *leaf)
+{
+    lr_engine *e = user;
+    double t = lr_engine__hook_begin(e), v = e->policy.evict(e->policy.user, leaf);
+    lr_engine__hook_end(e, "evict", t);
+    return v;
+}
+
 int lr_engine_set_policy(lr_engine *e, const lr_policy *p, lr_error *err)
 {
     int rc = lr_engine__not_in_step(e, err);
@@ -326,7 +344,7 @@ int lr_engine_set_policy(lr_engine *e, const lr_policy *p, lr_error *err)
     e->policy = p ? *p : (lr_policy){0};
     if (p && !e->policy.name) e->policy.name = "custom";
     e->idle_steps = 0;
-    lr_kv_set_score(e->kv, e->policy.evict, e->policy.user);
+    lr_kv_set_score(e->kv, e->policy.evict ? score : NULL, e);
     return 0;
 }
 

@@ -95,7 +95,7 @@ int lr_engine_check(const lr_engine *, lr_error *err);
 /* ---- events ---- */
 
 enum lr_event {
-    LR_EV_START = 1,   /* its first rows ran */
+    LR_EV_START = 1,   /* it runs (for the first time, or again) */
     LR_EV_TOKEN = 2,   /* new tokens */
     LR_EV_TEXT = 4,    /* new text */
     LR_EV_PREEMPT = 8, /* went back to the waiting list */

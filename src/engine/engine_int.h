@@ -58,6 +58,7 @@ struct lr_request {
     int granted, n_out, out; /* rows, logit rows, index of the first of these */
     uint64_t barred;         /* generation in which it may not run any more */
     bool started;            /* has ever run */
+    bool joins;              /* left its rows to another request that computes the same prompt */
     void *policy_data;
     bool want_cancel, want_free;
     unsigned events;
@@ -79,8 +80,7 @@ struct lr_step {
     int n_running;    /* running now, started ones included */
     int n_granted;    /* rows granted */
     const char *refusal;
-    double hook_time;
-    bool in_schedule, giving_way; /* inside that hook, inside a preempt hook */
+    bool giving_way; /* inside a preempt hook */
 };
 
 struct lr_engine {
@@ -98,7 +98,9 @@ struct lr_engine {
     size_t swapped;
     uint64_t next_req, next_seq, generation;
     bool in_step, in_forward;
-    int idle_steps; /* in a row */
+    int idle_steps;   /* in a row */
+    int hook_depth;   /* hooks that run inside of each other */
+    double hook_time; /* seconds of hooks since the last step's end */
     lr_step step;
     /* the batch */
     int max_out;
@@ -125,6 +127,11 @@ int lr_engine__list_reserve(req_list *, int n);
 void lr_engine__list_insert(req_list *, lr_request *);
 void lr_engine__list_remove(req_list *, lr_request *);
 int lr_engine__not_in_step(const lr_engine *, lr_error *err);
+
+/* Every hook of a policy is called between these two: its time is counted (of hooks inside a hook only that of the
+ * outer one), and traced. */
+double lr_engine__hook_begin(lr_engine *);
+void lr_engine__hook_end(lr_engine *, const char *name, double begin);
 
 /* seq.c */
 void lr_seq__free_now(lr_seq *);

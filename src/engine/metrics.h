@@ -13,6 +13,7 @@
     X(computed_tokens, "computed_tokens_total", "Rows run through the model")                                          \
     X(prefix_queries, "prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache")                     \
     X(prefix_hits, "prefix_cache_hits_total", "Prompt tokens found in the prefix cache")                               \
+    X(prefix_joined, "prefix_cache_joined_tokens_total", "Of these, tokens left to a request that was computing them") \
     X(preempt_recompute, "preemptions_recompute_total", "Preemptions whose KV is computed again")                      \
     X(preempt_swap, "preemptions_swap_total", "Preemptions whose KV went to host memory")                              \
     X(swap_in, "swap_in_total", "Sequences brought back from host memory")                                             \

@@ -145,7 +145,9 @@ static lr_finish after_token(lr_request *r, int32_t id, bool closed)
         how = LR_FINISH_LENGTH;
     }
     if (e->policy.token) {
+        double t = lr_engine__hook_begin(e);
         int rc = e->policy.token(e->policy.user, r, id);
+        lr_engine__hook_end(e, "token", t);
         if (rc < 0) e->metrics.policy_failed++;
         if (rc > 0 && how == LR_FINISH_NONE) how = LR_FINISH_STOP;
     }

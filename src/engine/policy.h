@@ -57,8 +57,9 @@ lr_engine *lr_step_engine(const lr_step *);
 const char *lr_step_refusal(const lr_step *);
 /* Runs up to n pending tokens of a waiting or running request in this step (a decode is one token); n <= 0 = all that
  * are allowed. Called again for the same request it adds to its share. Returns the rows granted by this call; 0 =
- * refused. May preempt others (hook or default) when a running request lacks blocks; never for a waiting one. Not from
- * inside a preempt hook. */
+ * refused, or (lr_step_refusal is NULL) it runs but leaves its rows to others that compute the same prompt in this
+ * step, and takes up their blocks in the next. May preempt others (hook or default) when a running request lacks
+ * blocks; never for a waiting one. Not from inside a preempt hook. */
 int lr_step_run(lr_step *, lr_request *, int n);
 /* Rows granted to a request in this step so far. */
 int lr_step_granted(const lr_step *, const lr_request *);

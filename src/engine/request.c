@@ -201,7 +201,9 @@ static int ask_policy(lr_engine *e, lr_request *r, lr_error *err)
     if (!e->policy.admit) return 0;
     lr_error why = {0};
     e->in_step = true; /* the same rules hold inside this hook */
+    double t = lr_engine__hook_begin(e);
     int rc = e->policy.admit(e->policy.user, r, &why);
+    lr_engine__hook_end(e, "admit", t);
     e->in_step = false;
     r->want_free = false; /* there is no handle yet */
     if (r->info.seq->dead) return lr_fail(err, LR_ESTATE, "the policy freed the sequence");
@@ -356,7 +358,9 @@ void lr_request__end(lr_request *r, lr_req_state state, lr_finish how)
     if (e->policy.finish) {
         bool was = e->in_step;
         e->in_step = true;
+        double t = lr_engine__hook_begin(e);
         e->policy.finish(e->policy.user, r);
+        lr_engine__hook_end(e, "finish", t);
         e->in_step = was;
         if (!was) lr_engine__deferred(e);
     }

@@ -111,11 +111,11 @@ static bool make_way(lr_step *s, lr_request *r, int group, int missing)
     int before = s->n_running;
     if (before <= 1) return false; /* r alone */
     if (e->policy.preempt) {
-        double t = lr_engine__now(e);
+        double t = lr_engine__hook_begin(e);
         s->giving_way = true; /* r is in the middle of getting blocks: nothing may be granted meanwhile */
         int rc = e->policy.preempt(e->policy.user, s, r, group, missing);
         s->giving_way = false;
-        if (!s->in_schedule) s->hook_time += lr_engine__now(e) - t; /* else counted there */
+        lr_engine__hook_end(e, "preempt", t);
         if (rc < 0) e->metrics.policy_failed++;
         if (s->n_running < before) return true;
     }
@@ -247,6 +247,57 @@ static bool may_run(lr_step *s, lr_request *r)
     return true;
 }
 
+/* Tokens, from the first on, that two sequences of at least n tokens share. */
+static int same_tokens(const lr_seq *a, const lr_seq *b, int n)
+{
+    int i = 0;
+    while (i < n && a->tokens[i] == b->tokens[i]) i++;
+    return i;
+}
+
+/* Others compute the same prompt in this step: r would gain at least a block, and at least half of its n rows, by
+ * leaving them to the others and taking the blocks up in the next step. */
+static bool others_compute(const lr_engine *e, const lr_request *r, int n)
+{
+    const lr_seq *q = r->info.seq;
+    int bs = e->cfg.block_size, least = n / 2 > bs ? n / 2 : bs, most = lr_request__need_from(r);
+    const req_list *lists[] = {&e->running, &e->started};
+    if (!e->cfg.prefix_cache || most - q->kv.computed < least) return false;
+    for (int l = 0; l < 2; l++) {
+        for (int i = 0; i < lists[l]->n; i++) {
+            const lr_request *o = lists[l]->at[i];
+            if (o == r || o->info.state != LR_REQ_RUNNING || o->granted == 0) continue;
+            const lr_seq *p = o->info.seq;
+            int from = p->kv.computed / bs, end = p->kv.computed + o->granted;
+            if (end > most) end = most;
+            if (p->kv.space != q->kv.space || p->kv.n_indexed != from || q->kv.n_indexed < from) continue;
+            if (end / bs * bs - q->kv.computed < least) continue;
+            if (same_tokens(p, q, end) / bs * bs - q->kv.computed >= least) return true;
+        }
+    }
+    return false;
+}
+
+/* A request whose rows others compute: it has its place, and no rows in this step. */
+static int join(lr_step *s, lr_request *r)
+{
+    if (r->info.state == LR_REQ_WAITING) start(s, r);
+    r->joins = true;
+    return 0;
+}
+
+/* Others may have computed the same prompt since r ran last. */
+static void match_again(lr_engine *e, lr_request *r)
+{
+    int more = lr_kv_table_match(e->kv, &r->info.seq->kv, r->info.seq->tokens, lr_request__need_from(r));
+    if (r->info.n_preempted == 0) {
+        r->info.n_cached += more;
+        e->metrics.prefix_hits += (uint64_t)more;
+        if (r->joins) e->metrics.prefix_joined += (uint64_t)more;
+    }
+    lr_request__update_pending(r);
+}
+
 int lr_step_run(lr_step *s, lr_request *r, int n)
 {
     lr_engine *e = s->e;
@@ -259,21 +310,14 @@ int lr_step_run(lr_step *s, lr_request *r, int n)
         lr_seq__rest(r->info.seq);
         return refuse(s, "no free blocks to bring it back");
     }
-    if (!waiting && r->granted == 0 && r->info.n_pending > e->cfg.block_size) {
-        /* others may have computed the same prompt meanwhile */
-        int more = lr_kv_table_match(e->kv, &r->info.seq->kv, r->info.seq->tokens, lr_request__need_from(r));
-        if (r->info.n_preempted == 0) {
-            r->info.n_cached += more;
-            e->metrics.prefix_hits += (uint64_t)more;
-        }
-        lr_request__update_pending(r);
-    }
+    if (!waiting && r->granted == 0 && r->info.n_pending > e->cfg.block_size) match_again(e, r);
     int want = r->info.n_pending - r->granted;
     if (want <= 0) return refuse(s, "nothing more to compute");
     if (n <= 0 || n > want) n = want;
     if (n > e->cfg.chunk - r->granted) n = e->cfg.chunk - r->granted;
     if (n > s->budget) n = s->budget;
     n = clip_outs(s, r, n);
+    if (n > 0 && r->granted == 0 && others_compute(e, r, n)) return join(s, r);
     int got = n > 0 ? get_blocks(e, r, n, &group, &missing) : 0;
     while (n > 0 && got == 0 && !waiting && r->granted == 0) {
         if (!make_way(s, r, group, missing)) {
@@ -338,7 +382,7 @@ int lr_step_default(lr_step *s)
         lr_request *r = lr_step_waiting(s, i);
         if (!r || r->want_cancel) continue;
         if (s->n_running > 0 && !lr_step_fits(s, r)) break;
-        if (lr_step_run(s, r, share(s)) == 0) break;
+        if (lr_step_run(s, r, share(s)) == 0 && r->info.state != LR_REQ_RUNNING) break;
     }
     const req_list *lists[] = {&e->running, &e->started};
     for (int l = 0; l < 2; l++) {
@@ -368,11 +412,9 @@ void lr_step__schedule(lr_engine *e)
     bool ask = e->policy.schedule && e->idle_steps < e->cfg.patience;
     inject(s);
     if (ask) {
-        double t = lr_engine__now(e);
-        s->in_schedule = true;
+        double t = lr_engine__hook_begin(e);
         int rc = e->policy.schedule(e->policy.user, s);
-        s->in_schedule = false;
-        s->hook_time += lr_engine__now(e) - t;
+        lr_engine__hook_end(e, "schedule", t);
         if (rc >= 0) {
             if (s->n_granted == 0 && e->n_requests > 0) {
                 e->idle_steps++;

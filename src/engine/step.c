@@ -122,7 +122,8 @@ static void account(lr_engine *e, double t0, double t1, int rows)
         lr_req_info *r = &e->running.at[i]->info;
         r->block_seconds += lr_kv_table_held(&r->seq->kv, 0) * (t1 - t0);
     }
-    if (e->policy.name) lr_hist__add_T(&e->metrics.hook, e->step.hook_time);
+    if (e->policy.name) lr_hist__add_T(&e->metrics.hook, e->hook_time);
+    e->hook_time = 0;
     if (rows == 0) return;
     e->metrics.steps++;
     lr_hist__add_T(&e->metrics.step, t1 - t0);
@@ -136,12 +137,12 @@ static void trace_step(lr_engine *e, const lr_batch *b, double t0, double tf, do
     if (!e->trace) return;
     lr_kv_get_stats(e->kv, 0, &kv);
     snprintf(args, sizeof args, "\"rows\":%d,\"sequences\":%d,\"logits\":%d,\"hook_us\":%.1f", b->n_rows, b->n_seqs,
-             b->n_out, e->step.hook_time * 1e6);
-    lr_trace_span(e->trace, LR_TRACE_ENGINE, 0, "step", t0, t2, args);
-    lr_trace_span(e->trace, LR_TRACE_ENGINE, 0, "schedule", t0, tf, NULL);
+             b->n_out, e->hook_time * 1e6);
+    lr_trace_span(e->trace, LR_TRACE_ENGINE, LR_TRACE_STEPS, "step", t0, t2, args);
+    lr_trace_span(e->trace, LR_TRACE_ENGINE, LR_TRACE_STEPS, "schedule", t0, tf, NULL);
     if (b->n_rows) {
-        lr_trace_span(e->trace, LR_TRACE_ENGINE, 0, "forward", tf, t1, NULL);
-        lr_trace_span(e->trace, LR_TRACE_ENGINE, 0, "results", t1, t2, NULL);
+        lr_trace_span(e->trace, LR_TRACE_ENGINE, LR_TRACE_STEPS, "forward", tf, t1, NULL);
+        lr_trace_span(e->trace, LR_TRACE_ENGINE, LR_TRACE_STEPS, "results", t1, t2, NULL);
     }
     snprintf(args, sizeof args, "\"used\":%d,\"cached\":%d", kv.used, kv.cached);
     lr_trace_counter(e->trace, "KV blocks", t2, args);
@@ -176,8 +177,8 @@ int lr_engine_step(lr_engine *e, lr_error *err)
     }
     lr_engine__deferred(e);
     t2 = lr_engine__now(e);
-    account(e, t0, t2, b.n_rows);
     trace_step(e, &b, t0, tf, t1, t2);
+    account(e, t0, t2, b.n_rows);
     e->in_step = false;
     return b.n_rows;
 }

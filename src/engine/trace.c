@@ -10,10 +10,11 @@ struct lr_trace {
     bool failed;
 };
 
-static void put_name(lr_trace *t, int pid, const char *name)
+/* what: "process_name" or "thread_name" (a track's) */
+static void put_name(lr_trace *t, const char *what, int pid, int track, const char *name)
 {
-    if (fprintf(t->f, "{\"ph\":\"M\",\"pid\":%d,\"tid\":0,\"name\":\"process_name\",\"args\":{\"name\":\"%s\"}}", pid,
-                name) < 0) {
+    if (fprintf(t->f, "{\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"name\":\"%s\",\"args\":{\"name\":\"%s\"}}", pid, track,
+                what, name) < 0) {
         t->failed = true;
     }
 }
@@ -28,9 +29,13 @@ int lr_trace_open(lr_trace **out, const char *path, lr_error *err)
         return lr_fail(err, LR_EIO, "%s: %s", path, strerror(errno));
     }
     fputs("[\n", t->f);
-    put_name(t, LR_TRACE_ENGINE, "engine");
+    put_name(t, "process_name", LR_TRACE_ENGINE, 0, "engine");
     fputs(",\n", t->f);
-    put_name(t, LR_TRACE_REQUESTS, "requests");
+    put_name(t, "thread_name", LR_TRACE_ENGINE, LR_TRACE_STEPS, "steps");
+    fputs(",\n", t->f);
+    put_name(t, "thread_name", LR_TRACE_ENGINE, LR_TRACE_HOOKS, "hooks");
+    fputs(",\n", t->f);
+    put_name(t, "process_name", LR_TRACE_REQUESTS, 0, "requests");
     *out = t;
     return 0;
 }

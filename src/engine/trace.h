@@ -18,6 +18,7 @@ int lr_trace_close(lr_trace *, lr_error *err);
 bool lr_trace_failed(const lr_trace *);
 
 enum { LR_TRACE_ENGINE = 1, LR_TRACE_REQUESTS = 2 }; /* process ids in the file */
+enum { LR_TRACE_STEPS = 0, LR_TRACE_HOOKS = 1 };     /* tracks of LR_TRACE_ENGINE; a request's track is its id */
 
 /* A span on a track. t0, t1: seconds. args: JSON members without braces ("\"rows\":3"), or NULL. */
 void lr_trace_span(lr_trace *, int pid, uint64_t track, const char *name, double t0, double t1, const char *args);

@@ -223,15 +223,20 @@ static int take_part(lr_kv *kv, lr_kv_table *t, const int32_t *tokens, int limit
 
 int lr_kv_table_match(lr_kv *kv, lr_kv_table *t, const int32_t *tokens, int limit)
 {
-    int before = t->computed, run[LR_KV_GROUPS] = {0};
+    int before = t->computed, run[LR_KV_GROUPS] = {0}, whole = t->n_indexed * kv->cfg.block_size;
     lr_kv_node *end;
-    if (!kv->cfg.prefix_cache || t->computed != t->n_indexed * kv->cfg.block_size || limit <= t->computed) return 0;
+    if (!kv->cfg.prefix_cache || limit <= before || before - whole >= kv->cfg.block_size) return 0;
     lr_kv_table_trim(kv, t);
     for (int g = 0; g < kv->cfg.n_groups; g++) run[g] = t->n_indexed - t->first[g];
     int k = lr_kv__find_hit(kv, t->tail, t->n_indexed, run, tokens, limit, &end);
+    if (before > whole) { /* the table's own part of a block makes room for a whole one */
+        if (k == t->n_indexed) return 0;
+        release_from(kv, t, t->n_indexed);
+        t->computed = whole;
+    }
     if (k > t->n_indexed) take_hit(kv, t, end, k);
     t->computed += take_part(kv, t, tokens, limit);
-    return t->computed - before;
+    return t->computed > before ? t->computed - before : 0; /* a copy that can't be read may cost the part */
 }
 
 /* ---- writing ---- */

@@ -491,7 +491,7 @@ static int step_run(lua_State *L)
     if (!q->r) return refused(L, "it has ended");
     if (n <= 0) return refused(L, n < 0 ? "a negative number of rows" : "no rows asked for");
     int got = lr_step_run(p->step, q->r, n > INT_MAX ? INT_MAX : (int)n);
-    if (got <= 0) return refused(L, lr_step_refusal(p->step));
+    if (got <= 0 && lr_step_refusal(p->step)) return refused(L, lr_step_refusal(p->step));
     lua_pushinteger(L, got);
     return 1;
 }

@@ -141,18 +141,38 @@ describe("longest_prefix", function()
     end)
 
     it("computes what new prompts share once", function()
-        local computed = {}
-        for _, name in ipairs { "fcfs", "longest_prefix" } do
+        for _, name in ipairs { "default", "fcfs", "longest_prefix" } do
             local l = lab { max_batch_tokens = 128, kv = { block_size = 4 } }
             l.model:use(name)
             local base = text(5, 100)
             for i = 1, 4 do l.submit(with(base, 8, i), { max_tokens = 2 }) end
             l.finish()
             check_results(l)
-            computed[name] = l.engine:metrics().computed_tokens
+            local m = l.engine:metrics()
+            assert.is_true(m.computed_tokens < 100 + 4 * (8 + 2 + 4), name .. " " .. m.computed_tokens)
+            assert.equal(name ~= "longest_prefix", m.prefix_joined > 0) -- there the others are not even started
         end
-        assert.is_true(computed.longest_prefix < 100 + 4 * 12 + 40, computed.longest_prefix)
-        assert.is_true(computed.longest_prefix + 50 < computed.fcfs)
+    end)
+
+    it("and any policy sees that a request leaves its rows to another", function()
+        local l = lab { max_batch_tokens = 256, kv = { block_size = 4 } }
+        local seen = {}
+        l.model:use {
+            schedule = function(_, step)
+                for _, r in ipairs(step.running) do step:run(r) end
+                for _, r in ipairs(step.waiting) do
+                    seen[r.id] = { step:run(r) }
+                    seen[r.id].state = r.state
+                end
+            end,
+        }
+        for i = 1, 3 do l.submit(with(text(5, 100), 8, i), { max_tokens = 2 }) end
+        l.finish()
+        check_results(l)
+        local joined = { 0, state = "running" }
+        assert.same({ { 108, state = "running" }, joined, joined }, seen)
+        assert.equal(0, l.engine:metrics().policy_refused)
+        assert.equal(2 * 100, l.engine:metrics().prefix_joined)
     end)
 
     it("leaves it to arrival when many wait", function()

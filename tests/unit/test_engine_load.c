@@ -109,6 +109,79 @@ static void test_window_and_prefix(void **state)
     assert_true(hits > 40);
 }
 
+/* Eight prompts that arrive together and begin alike: what they share is computed once, by the first. */
+static void test_alike_at_once(void **state)
+{
+    static const int sizes[] = {1, 3, 16};
+    enum { SHARED = 200, OWN = 5, MAX = 6, N = 8 };
+    for (int k = 0; k < 12; k++) {
+        lr_engine_config cfg = lr_engine_defaults();
+        int bs = cfg.block_size = sizes[k % 3], rows = 0;
+        lr_request *r[N];
+        lr_seq *s[N];
+        cfg.kv_blocks[0] = 6000 / bs;
+        cfg.chunk = k % 2 ? 48 : 512;
+        cfg.prefix_cache = k < 9;
+        lr_engine *e = fx_engine(&cfg, fx_next, NULL, 512, k < 3 ? 40 : 0);
+        for (int i = 0; i < N; i++) {
+            int32_t t[SHARED + OWN];
+            for (int j = 0; j < SHARED + OWN; j++) t[j] = 3 + (j < SHARED ? j * 7 : j * 3 + i * 11) % 41;
+            s[i] = fx_seq(e, t, SHARED + OWN);
+            r[i] = fx_gen(e, s[i], MAX);
+        }
+        fx_run(e);
+        for (int i = 0; i < N; i++) {
+            int32_t want[SHARED + OWN + MAX];
+            memcpy(want, lr_seq_tokens(s[i]), (SHARED + OWN) * sizeof *want);
+            fx_reference(fx_next, NULL, want, SHARED + OWN, MAX);
+            assert_memory_equal(lr_seq_tokens(s[i]), want, sizeof want);
+            rows += lr_request_info(r[i])->n_computed;
+        }
+        uint64_t joined = lr_engine_metrics(e)->prefix_joined;
+        if (cfg.prefix_cache) {
+            assert_in_range(rows, SHARED, SHARED + N * (OWN + MAX + bs));
+            assert_in_range(joined, (N - 1) * (SHARED - bs), (N - 1) * SHARED);
+        } else {
+            assert_int_equal(joined, 0);
+            assert_true(rows >= N * (SHARED + OWN));
+        }
+        fx_check(e);
+        lr_engine_free(e);
+    }
+}
+
+static lr_request *pair[2];
+
+/* The first gets a token at a time, the second all that it can take. */
+static int unequal(void *user, lr_step *s)
+{
+    for (int i = 0; i < 2; i++) {
+        if (lr_request_active(pair[i])) lr_step_run(s, pair[i], i ? 0 : 1);
+    }
+    return 0;
+}
+
+/* Nobody waits for one that computes less than half of what it could do itself. */
+static void test_no_waiting_for_the_slow(void **state)
+{
+    lr_engine_config cfg = lr_engine_defaults();
+    lr_policy p = {.name = "unequal", .schedule = unequal};
+    lr_error err;
+    int32_t t[200];
+    cfg.block_size = 1;
+    lr_engine *e = fx_engine(&cfg, fx_next, NULL, 512, 0);
+    for (int j = 0; j < 200; j++) t[j] = 3 + j * 7 % 41;
+    for (int i = 0; i < 2; i++) pair[i] = fx_gen(e, fx_seq(e, t, 200), 2);
+    assert_int_equal(lr_engine_set_policy(e, &p, &err), 0);
+    lr_engine_step(e, &err);
+    assert_int_equal(lr_request_info(pair[1])->n_generated, 1);
+    assert_int_equal(lr_engine_metrics(e)->prefix_joined, 0);
+    assert_int_equal(lr_engine_set_policy(e, NULL, &err), 0);
+    fx_run(e);
+    assert_true(lr_request_info(pair[0])->n_computed < 10);
+    lr_engine_free(e);
+}
+
 /* ---- fairness, on a clock of our own: a step takes 5 ms and 0.2 ms a row ---- */
 
 static double fake_now(void *user) { return *(double *)user; }
@@ -414,6 +487,8 @@ int main(void)
         cmocka_unit_test(test_prefix_hits_are_compared),
         cmocka_unit_test(test_namespaces),
         cmocka_unit_test(test_window_and_prefix),
+        cmocka_unit_test(test_alike_at_once),
+        cmocka_unit_test(test_no_waiting_for_the_slow),
         cmocka_unit_test(test_long_prompt_stops_nobody),
         cmocka_unit_test(test_many_short_ones),
         cmocka_unit_test(test_cost_per_token),

@@ -344,6 +344,94 @@ static void test_hot_swap(void **state)
     assert_int_equal(n_freed, steps - steps / 4);
 }
 
+/* ---- the time of hooks ---- */
+
+static double ticks;
+static int hook_calls[6];
+
+static void tick(int hook)
+{
+    hook_calls[hook]++;
+    ticks += 1 + hook;
+}
+
+static double tick_now(void *user) { return ticks; }
+
+static int timed_admit(void *user, lr_request *r, lr_error *err)
+{
+    tick(0);
+    return 0;
+}
+
+static int timed_schedule(void *user, lr_step *s)
+{
+    tick(1);
+    return lr_step_default(s); /* hooks inside of it are part of it */
+}
+
+static int timed_preempt(void *user, lr_step *s, lr_request *r, int group, int need)
+{
+    tick(2);
+    return lr_step_default_preempt(s, r);
+}
+
+static double timed_evict(void *user, const lr_kv_leaf *leaf)
+{
+    tick(3);
+    return 0;
+}
+
+static int timed_token(void *user, lr_request *r, int32_t token)
+{
+    tick(4);
+    return 0;
+}
+
+static void timed_finish(void *user, lr_request *r) { tick(5); }
+
+/* Nothing but hooks moves the clock: the metric must hold all of it. */
+static void test_hook_time(void **state)
+{
+    const lr_policy p = {.name = "timed",
+                         .admit = timed_admit,
+                         .schedule = timed_schedule,
+                         .preempt = timed_preempt,
+                         .evict = timed_evict,
+                         .token = timed_token,
+                         .finish = timed_finish};
+    lr_engine_config cfg = lr_engine_defaults();
+    char path[] = "/tmp/llmrun-hooks-XXXXXX", line[1024];
+    lr_error err;
+    int fd = mkstemp(path), spans = 0;
+    cfg.now = tick_now;
+    cfg.block_size = 4;
+    cfg.kv_blocks[0] = 13;
+    ticks = 1;
+    lr_engine *e = fx_engine(&cfg, fx_next, NULL, 256, 0);
+    assert_int_equal(lr_engine_set_policy(e, &p, &err), 0);
+    assert_int_equal(lr_engine_trace(e, path, &err), 0);
+    for (int i = 0; i < 5; i++) submit(e, 20, i, 6, 0);
+    fx_run(e);
+    assert_int_equal(lr_engine_trace(e, NULL, &err), 0);
+    const lr_metrics *m = lr_engine_metrics(e);
+    assert_true(m->preempt_recompute > 0);
+    assert_true(m->hook.sum == ticks - 1);
+    for (int i = 0; i < 6; i++) assert_true(hook_calls[i] > 0);
+    static const char *const names[] = {"admit", "schedule", "token", "finish"};
+    FILE *f = fdopen(fd, "r");
+    while (fgets(line, sizeof line, f)) {
+        for (int i = 0; i < 4; i++) {
+            char want[64];
+            snprintf(want, sizeof want, "\"tid\":1,\"name\":\"%s\",\"ts\":", names[i]);
+            if (strstr(line, want)) spans |= 1 << i;
+        }
+    }
+    fclose(f);
+    remove(path);
+    assert_int_equal(spans, 15);
+    lr_engine_free(e);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -355,6 +443,7 @@ int main(void)
         cmocka_unit_test(test_preempt_hook),
         cmocka_unit_test(test_pinned_and_refused),
         cmocka_unit_test(test_hot_swap),
+        cmocka_unit_test(test_hook_time),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -24,7 +24,7 @@ typedef struct trial {
 
 static int eos_every;
 static struct {
-    uint64_t done, cancelled, recompute, swap, swap_in, hits, evicted, copied, parked, refused, spilled;
+    uint64_t done, cancelled, recompute, swap, swap_in, hits, evicted, copied, parked, refused, spilled, joined;
 } total;
 
 /* ---- a policy that does nonsense ---- */
@@ -288,6 +288,7 @@ static void run_trial(uint32_t seed, bool hostile, int steps)
     total.swap += m->preempt_swap;
     total.swap_in += m->swap_in;
     total.hits += m->prefix_hits;
+    total.joined += m->prefix_joined;
     total.parked += m->parked;
     total.refused += m->policy_refused;
     for (int g = 0; g < info.n_groups; g++) {
@@ -306,9 +307,9 @@ static void run_trial(uint32_t seed, bool hostile, int steps)
 /* The trials must have met what they are about. */
 static void assert_totals(bool hostile)
 {
-    const uint64_t v[] = {total.done,   total.cancelled, total.recompute, total.swap,   total.swap_in,
-                          total.hits,   total.evicted,   total.copied,    total.parked, hostile ? total.refused : 100,
-                          total.spilled};
+    const uint64_t v[] = {total.done,    total.cancelled, total.recompute, total.swap,   total.swap_in,
+                          total.hits,    total.evicted,   total.copied,    total.parked, hostile ? total.refused : 100,
+                          total.spilled, total.joined};
     for (size_t i = 0; i < sizeof v / sizeof *v; i++) {
         if (v[i] < 100) fail_msg("count %zu is only %llu", i, (unsigned long long)v[i]);
     }

@@ -66,7 +66,7 @@ return function(options)
             local list = next_ones(step.waiting, step.slots)
             step:serve(list)
             for _, r in ipairs(list) do
-                if r.granted > 0 and not r.charged then
+                if r.state == "running" and not r.charged then
                     r.charged = true
                     charge(served, r.tenant, r.prompt_tokens)
                 end
