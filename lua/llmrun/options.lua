@@ -1,5 +1,7 @@
 --- Option tables with checked keys: a misspelt name or a wrong type is an error that names the call and what is valid.
 
+local errors = require "llmrun.errors"
+
 local M = {}
 
 local function type_of(v)
@@ -68,6 +70,13 @@ function M.check(call, opts, known, level)
             error(("%s: option '%s': %s expected, got %s"):format(call, k, want:gsub("|", " or "), type_of(v)), level)
         end
     end
+end
+
+--- The option deadline, seconds from now, as a time on the engine's clock; nil without it.
+function M.deadline(call, seconds, engine)
+    if not seconds then return nil end
+    if not (seconds > 0) then errors.raise(call, "deadline: seconds from now expected, above 0") end
+    return engine:now() + seconds
 end
 
 return M

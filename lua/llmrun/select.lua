@@ -203,14 +203,16 @@ end
 function M.run(self, internal, name, choices, o)
     internal.ready(self, CALL)
     local method = check(name, choices, o)
+    local deadline = options.deadline(CALL, o and o.deadline, self.model.engine)
     internal.open_turn(self, CALL)
     if self.seq:len() == 0 then errors.raise(CALL, "nothing to go on from: the session is empty", "state") end
     local vocab, list = self.model.vocab, {}
     for i, text in ipairs(choices) do
         list[i] = { text = text, tokens = errors.check(CALL, vocab:encode(text)) }
     end
-    local job = setmetatable({ session = self, opts = o or {}, ops = {}, seqs = {}, computed = 0 }, Job)
-    if o and o.deadline then job.deadline = self.model.engine:now() + o.deadline end
+    local job = setmetatable({
+        session = self, opts = o or {}, ops = {}, seqs = {}, computed = 0, deadline = deadline,
+    }, Job)
     self.op = job
     local guard <close> = setmetatable({}, { __close = function() release(self, job) end }) -- luacheck: ignore 211
     local plain = vocab:info()

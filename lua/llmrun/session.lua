@@ -163,16 +163,16 @@ local function start(self, call, o)
     local stop = stop_list(call, o.stop)
     local n_top = -1
     if o.logprobs then n_top = o.logprobs == true and 0 or o.logprobs end
+    local deadline = options.deadline(call, o.deadline, self.model.engine)
     local seed = o.seed or seeds.next()
     local stages = sampler.from_options(call, o, self.model)
     local matcher, constraint = constrain.from_options(call, o, self.model)
     open_turn(self, call)
     if self.seq:len() == 0 then errors.raise(call, "nothing to go on from: the session is empty", "state") end
-    local engine_now = o.deadline and self.model.engine:now() or 0
     local ok, op, err, code = pcall(self.model.runner.submit, self.model.runner, call, self.seq, {
         kind = "generate", stages = stages, seed = seed, max_tokens = o.max_tokens, stop = stop, stop_ids = o.stop_ids,
         ignore_eos = o.ignore_eos, special = o.special, n_top = n_top, priority = o.priority,
-        deadline = o.deadline and engine_now + o.deadline, tenant = o.tenant, tag = o.tag,
+        deadline = deadline, tenant = o.tenant, tag = o.tag,
         matcher = matcher,
     })
     if not ok then
@@ -383,13 +383,17 @@ local function adopt(self, seq)
     if self.tag ~= nil then self.seq:set_tag(self.tag) end
 end
 
+local MAX_FORKS = 4096 -- at once: a slip of the pen must not take all memory
+
 --- n sessions (1) that go on from here; they share the KV so far. Also between the pieces of a stream.
 ---@param n? integer
 ---@return llmrun.Session ...
 function Session:fork(n)
     if self.closed or self.model.closed then ready(self, "s:fork") end
     n = n or 1
-    if math.type(n) ~= "integer" or n < 1 then errors.raise("s:fork", "a number of forks expected, 1 or more") end
+    if math.type(n) ~= "integer" or n < 1 or n > MAX_FORKS then
+        errors.raise("s:fork", ("a number of forks expected, 1 to %d"):format(MAX_FORKS))
+    end
     local forks = {}
     for i = 1, n do
         local seq = errors.check("s:fork", self.seq:fork())

@@ -153,7 +153,9 @@ static void make_label(const char *model, char *out, size_t cap)
 static void put_gauges(buf *b, const lr_engine *e, const char *label)
 {
     lr_kv_stats kv;
+    lr_engine_info info;
     lr_kv_get_stats(e->kv, 0, &kv);
+    lr_engine_get_info(e, &info);
     gauge(b, label, "num_requests_running", "Requests in the batch", e->running.n);
     gauge(b, label, "num_requests_waiting", "Requests in the queue", e->waiting.n);
     gauge(b, label, "num_sequences", "Sequences alive", e->n_seqs);
@@ -162,6 +164,7 @@ static void put_gauges(buf *b, const lr_engine *e, const char *label)
     gauge(b, label, "kv_blocks_free", "Free KV blocks", kv.free);
     gauge(b, label, "kv_blocks_cached", "KV blocks that only the prefix cache holds", kv.cached);
     gauge(b, label, "kv_blocks_pinned", "KV blocks of pinned sequences", e->pinned[0]);
+    gauge(b, label, "kv_slots_unused", "Token slots of sequences' last blocks that hold no token", info.slack);
     gauge(b, label, "swap_bytes", "Bytes of swapped-out sequences", (double)e->swapped);
     head(b, "kv_evictions_total", "KV blocks taken from the prefix cache", "counter");
     put(b, "llmrun:kv_evictions_total{%s} %llu\n", label, (unsigned long long)kv.evicted);

@@ -190,7 +190,10 @@ describe("llmrun COMMAND on a model #model", function()
             ["$L run -p x --threads 4294967297"] = "threads = 4294967297 is out of range",
             ["$L run -p x --ctx -1"] = "llmrun run: ctx = %-1 is out of range",
             ["$L run -p x --ctx 99999999999999"] = "llmrun run: ctx = 99999999999999 is out of range",
-            ["$L run -p x --block-size -1"] = "llmrun run: block_size = %-1 is out of range",
+            ["$L run -p x --block-size 0"] = "llmrun run: %-%-block%-size: 1 to 256 expected, got 0",
+            ["$L bench --block-size 257"] = "llmrun bench: %-%-block%-size: 1 to 256 expected, got 257",
+            ["$L serve --block-size 0"] = "llmrun serve: %-%-block%-size: 1 to 256 expected, got 0",
+            ["$L run -p x --ctx 64 --trace /no/such/folder/x"] = "llmrun run: /no/such/folder/x: No such file",
             ["$L run -p @/tmp"] = "llmrun run: /tmp: Is a directory",
             ["$L run -p x --template /tmp"] = "llmrun run: /tmp: Is a directory",
             ["$L run -p - < /"] = "llmrun run: standard input: Is a directory",
@@ -210,6 +213,33 @@ describe("llmrun COMMAND on a model #model", function()
             assert.not_matches("traceback", err)
             assert.is_true(status == 1 or status == 2)
         end
+    end)
+
+    it("--trace writes what Perfetto and Chrome read", function()
+        local path = os.tmpname()
+        local _, err, status = sh("$L run -p Hello -n 3 --ctx 128 --policy fcfs --trace " .. path)
+        assert.equal(0, status, err)
+        local f <close> = assert(io.open(path))
+        local events = require("cjson").decode(f:read("a"))
+        os.remove(path)
+        local seen, last = {}, 0
+        for _, e in ipairs(events) do
+            assert.is_true(type(e.pid) == "number" and type(e.tid) == "number" and type(e.name) == "string")
+            assert.is_true(e.ph == "M" or type(e.ts) == "number")
+            if e.ph == "X" then assert.is_true(e.dur >= 0) end
+            if e.name == "step" then
+                assert.is_true(e.ts >= last and e.args.rows > 0 and e.args.hook_us > 0)
+                last = e.ts + e.dur
+            end
+            local track = e.pid == 1 and e.tid == 1 and "hooks" or e.pid == 2 and "requests" or "engine"
+            seen[e.ph .. " " .. track .. " " .. e.name] = (seen[e.ph .. " " .. track .. " " .. e.name] or 0) + 1
+        end
+        for _, name in ipairs { "step", "forward", "schedule", "results" } do
+            assert.equal(3, seen["X engine " .. name], name)
+        end
+        assert.equal(3, seen["X hooks schedule"])
+        assert.equal(1, seen["X requests done"])
+        assert.equal(3, seen["C engine KV blocks"])
     end)
 
     it("chat keeps the conversation; commands work", function()

@@ -178,6 +178,10 @@ describe("gen", function()
         raises("s:gen: table of options expected, got number", s.gen, s, 5)
         raises("s:gen: penalty_window without a penalty", s.gen, s, { penalty_window = 4 })
         raises("s:gen: top_k has no effect beside sampler", s.gen, s, { top_k = 4, sampler = { "greedy" } })
+        for _, d in ipairs { 0, -1, -math.huge, 0 / 0 } do
+            raises("s:gen: deadline: seconds from now expected, above 0", s.gen, s, { deadline = d })
+            raises("s:select: deadline: seconds", s.select, s, "x", { "a", "b" }, { deadline = d })
+        end
         raises("model:session: unknown option 'tag1'", m.session, m, { tag1 = 1 })
         assert.equal("a", s:gen().text) -- and nothing is broken
     end)
@@ -481,6 +485,9 @@ describe("forks and rewinding", function()
         assert.same({ "aaa", "bbb", "999" }, r)
         assert.equal("0123456789", s.text)
         assert.equal("0123456789aaaa", a.text)
+        for _, n in ipairs { 0, -1, 4097, 1000000000, 1.5, "x" } do
+            raises("s:fork: a number of forks expected, 1 to 4096", s.fork, s, n)
+        end
         assert.is_true(a.result.usage.cached_tokens >= 10)
         assert.is_true(m:check())
     end)

@@ -267,6 +267,8 @@ static void run_trial(uint32_t seed, bool hostile, int steps)
         for (int k = (int)fx_rnd(6); k > 0; k--) act(&t);
         if (lr_engine_step(t.e, &err) < 0) fail_msg("%s", err.text);
         if (i % 2 || steps < 300) fx_check(t.e);
+        lr_engine_get_info(t.e, &info);
+        assert_in_range(info.slack, 0, info.n_seqs * (cfg.block_size - 1)); /* at most a sequence's last block */
         unsigned what;
         while (fx_rnd(4) && lr_engine_next_event(t.e, &what)) {
         }

@@ -1,8 +1,8 @@
 --- Command-line flags: declared in a table, parsed, and explained by --help.
 ---
 --- A flag is { "name", short = "n", arg = "N", type = "integer|number|string|flag|list", default = v, choices = {...},
---- help = "..." }. A flag without arg is true when given. "--name=V", "--name V" and "-n V" are the same; "--" ends the
---- flags. Names use dashes on the command line and underscores in the result.
+--- range = { least, most }, help = "..." }. A flag without arg is true when given. "--name=V", "--name V" and "-n V" are
+--- the same; "--" ends the flags. Names use dashes on the command line and underscores in the result.
 
 local options = require "llmrun.options"
 
@@ -19,10 +19,12 @@ M.model_flags = {
       help = "int8, bf16: form of activations; f32: the exact, slow reference path" },
     { "kv-type", arg = "TYPE", choices = { "f32", "f16", "bf16", "q8_0", "q4_0" },
       help = "number format of the KV cache" },
-    { "block-size", arg = "N", type = "integer", help = "tokens in a KV block, 1 to 256 (default 16)" },
+    { "block-size", arg = "N", type = "integer", range = { 1, 256 },
+      help = "tokens in a KV block, 1 to 256 (default 16)" },
     { "device", arg = "NAME", help = "cpu or cuda:N (default: the best there is)" },
     { "policy", arg = "NAME|FILE", help = "scheduling policy, a name (fair) or a file (default: by arrival)" },
     { "watch", help = "reads the policy's file again whenever it changes" },
+    { "trace", arg = "FILE", help = "writes a trace of steps, requests and hooks, for Perfetto or Chrome" },
 }
 
 --- The model flags as options of llm.load.
@@ -48,6 +50,9 @@ local function convert(f, text)
     if kind == "integer" then
         local n = math.tointeger(tonumber(text))
         if not n then return nil, ("--%s: integer expected, got '%s'"):format(f[1], text) end
+        if f.range and (n < f.range[1] or n > f.range[2]) then
+            return nil, ("--%s: %d to %d expected, got %d"):format(f[1], f.range[1], f.range[2], n)
+        end
         return n
     elseif kind == "number" then
         local n = tonumber(text)

@@ -60,8 +60,11 @@ function M.load(opts, more)
     if slow then io.stderr:write(("\r\27[Kloading %s (%s) ..."):format(path:match("[^/]+$"), M.size(bytes))) end
     local ok, model = pcall(llm.load, path, load_opts)
     if slow then io.stderr:write("\r\27[K") end
-    if ok then M.guard(M.use_policy, model, opts) end
-    if ok then return model end
+    if ok then
+        M.guard(M.use_policy, model, opts)
+        if opts.trace then M.guard(model.trace, model, opts.trace) end
+        return model
+    end
     if errors.is(model) then args.fail((model.message:gsub("^llm%.load: ", ""))) end
     error(model, 0)
 end

@@ -30,7 +30,8 @@ the requests that have come are answered.]],
         { "max-num-seqs", arg = "N", type = "integer", help = "requests in a batch at most (default 64)" },
         { "max-num-batched-tokens", arg = "N", type = "integer", help = "tokens in a batch at most (default 512)" },
         { "max-queue", arg = "N", type = "integer", help = "requests that may wait before 503 is answered (1024)" },
-        { "block-size", arg = "N", type = "integer", help = "tokens in a KV block, 1 to 256 (default 16)" },
+        { "block-size", arg = "N", type = "integer", range = { 1, 256 },
+            help = "tokens in a KV block, 1 to 256 (default 16)" },
         { "kv-memory", arg = "X", type = "number", help = "of the memory that is free: a fraction, or bytes" },
         { "kv-cache-dtype", arg = "TYPE", choices = { "auto", "f32", "f16", "bf16", "q8_0", "q4_0" },
             help = "number format of the KV cache" },
@@ -40,6 +41,7 @@ the requests that have come are answered.]],
         { "no-enable-chunked-prefill", help = "computes each prompt in one step" },
         { "speculative-model", arg = "MODEL", help = "a small model that drafts" },
         { "policy", arg = "FILE", help = "who runs when: a Lua file (read again when it changes) or a name" },
+        { "trace", arg = "FILE", help = "writes a trace of the (first) model's steps and requests, for Perfetto" },
         { "routes", arg = "FILE", help = "a Lua file that returns further routes" },
         { "allow-scripts", help = "requests may carry Lua samplers and programs; they run in a sandbox" },
         { "script-limit", arg = "NAME=N", type = "list",
@@ -83,8 +85,8 @@ local function short_name(what) return (what:match("([^/]+)/*$"):gsub("%.gguf$",
 
 local function load_models(o)
     local list, names, given = {}, {}, o.model or { "smollm2" }
-    for _, what in ipairs(given) do
-        local model = common.load({ model = what }, load_options(o))
+    for i, what in ipairs(given) do
+        local model = common.load({ model = what, trace = i == 1 and o.trace or nil }, load_options(o))
         local name = short_name(what)
         if names[name] then args.fail(("two models are called %s"):format(name), 2) end
         names[name], list[#list + 1] = model, { name = name, model = model }
