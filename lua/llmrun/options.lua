@@ -75,7 +75,7 @@ end
 --- The option deadline, seconds from now, as a time on the engine's clock; nil without it.
 function M.deadline(call, seconds, engine)
     if not seconds then return nil end
-    if not (seconds > 0) then errors.raise(call, "deadline: seconds from now expected, above 0") end
+    if seconds <= 0 or seconds ~= seconds then errors.raise(call, "deadline: seconds from now expected, above 0") end
     return engine:now() + seconds
 end
 
