@@ -1,8 +1,9 @@
 --- Command-line flags: declared in a table, parsed, and explained by --help.
 ---
---- A flag is { "name", short = "n", arg = "N", type = "integer|number|string|flag|list", default = v, choices = {...},
---- range = { least, most }, help = "..." }. A flag without arg is true when given. "--name=V", "--name V" and "-n V" are
---- the same; "--" ends the flags. Names use dashes on the command line and underscores in the result.
+--- A flag is { "name", short = "n", arg = "N", type = "integer|number|string|flag|list", default = v,
+--- choices = {...}, range = { least, most }, help = "..." }. A flag without arg is true when given. "--name=V",
+--- "--name V" and "-n V" are the same; "--" ends the flags. Names use dashes on the command line and underscores in the
+--- result.
 
 local options = require "llmrun.options"
 
