@@ -394,9 +394,10 @@ function Emit:containing(c, min, max)
     local k, none = c.contains[1], nil
     if #c.contains > 1 then raise("unsupported", "%s: beside another contains it cannot be enforced", k.at) end
     if k.max and k.max < max then
-        none = self.schema:opposite(k.loc.schema, k.at)
-        if not none then raise("unsupported", "%s: beside maxContains it cannot be enforced", k.at) end
-        none = self.schema:loc({ anyOf = json.array(none) }, k.at)
+        local less
+        none, less = self.schema:opposite(k.loc.schema, k.at)
+        if #none == 0 and less then raise("unsupported", "%s: beside maxContains it cannot be enforced", k.at) end
+        none = self.schema:loc(#none > 0 and { anyOf = json.array(none) } or false, k.at)
     end
     local most = none and k.max or k.min
     if k.min > most or min > 64 or most > 64 or (max < math.huge and max > 64) then

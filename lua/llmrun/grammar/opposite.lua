@@ -1,5 +1,10 @@
 --- Opposites: the schemas that hold where a schema does not, for not, if, oneOf and maxContains.
+---
+--- An opposite is a list of schemas of which one must hold. Some can't be said (of format, uniqueItems, what recurs);
+--- they are left out of the list, so that what is said may be less than the whole opposite, but never more: a text that
+--- obeys it does not obey the schema. The second result of opposite() tells whether something was left out.
 
+local core = require "llmrun.core"
 local json = require "llmrun.json"
 local refs = require "llmrun.grammar.refs"
 local refuse = require "llmrun.grammar.refuse"
@@ -7,6 +12,7 @@ local words = require "llmrun.grammar.words"
 
 local M = {} -- methods
 local raise, at_of = refuse.raise, refs.at
+local MAX_PREFIX = 32
 
 local function append(a, b)
     local out = { table.unpack(a) }
@@ -14,18 +20,26 @@ local function append(a, b)
     return out
 end
 
--- Schemas that together are the opposite of one, of which one must hold; nil if that can't be said.
+local function count(v, at)
+    local n = type(v) == "number" and math.tointeger(v)
+    if not n or n < 0 then raise("format", "%s: a whole number of at least 0 expected", at) end
+    return n
+end
+
+local function any_of(list) return #list == 0 and false or { anyOf = json.array(list) } end
+
+-- Opposites of words that hold plain values: (value, place) -> one schema.
 local OPPOSITE = {
     minimum = function(v) return { type = "number", exclusiveMaximum = v } end,
     maximum = function(v) return { type = "number", exclusiveMinimum = v } end,
     exclusiveMinimum = function(v) return { type = "number", maximum = v } end,
     exclusiveMaximum = function(v) return { type = "number", minimum = v } end,
-    minLength = function(v) return v > 0 and { type = "string", maxLength = v - 1 } or false end,
-    maxLength = function(v) return { type = "string", minLength = v + 1 } end,
-    minItems = function(v) return v > 0 and { type = "array", maxItems = v - 1 } or false end,
-    maxItems = function(v) return { type = "array", minItems = v + 1 } end,
-    minProperties = function(v) return v > 0 and { type = "object", maxProperties = v - 1 } or false end,
-    maxProperties = function(v) return { type = "object", minProperties = v + 1 } end,
+    minLength = function(v, at) return count(v, at) > 0 and { type = "string", maxLength = v - 1 } end,
+    maxLength = function(v, at) return { type = "string", minLength = count(v, at) + 1 } end,
+    minItems = function(v, at) return count(v, at) > 0 and { type = "array", maxItems = v - 1 } end,
+    maxItems = function(v, at) return { type = "array", minItems = count(v, at) + 1 } end,
+    minProperties = function(v, at) return count(v, at) > 0 and { type = "object", maxProperties = v - 1 } end,
+    maxProperties = function(v, at) return { type = "object", minProperties = count(v, at) + 1 } end,
     pattern = function(v) return { type = "string", ["$nopattern"] = v } end,
     ["$nopattern"] = function(v) return { type = "string", pattern = v } end,
 }
@@ -63,7 +77,7 @@ local function between(numbers_list, out)
 end
 
 local function opposite_enum(list)
-    local texts, values, gone, bools, out = {}, {}, {}, {}, {}
+    local texts, values, gone, bools, out, said = {}, {}, {}, {}, {}, true
     for _, v in ipairs(list) do
         local t = words.type_of(v)
         if t == "string" then
@@ -74,7 +88,7 @@ local function opposite_enum(list)
             values[#values + 1] = v
             t = "number"
         elseif t ~= "null" then
-            return nil
+            said = false -- other arrays, other objects
         end
         gone[t] = true
     end
@@ -88,56 +102,144 @@ local function opposite_enum(list)
     for _, v in ipairs { true, false } do
         if gone.boolean and not bools[tostring(v)] then out[#out + 1] = { const = v } end
     end
-    return out
+    return out, not said
 end
 
--- Opposites of words that hold schemas: (self, value, place, schema) -> list or nil.
+-- Opposites of words that hold schemas, or more than one value: (self, value, place, schema) -> list, whether it is less
+-- than the whole.
 local OPPOSITE_OF = {}
 
-function OPPOSITE_OF.properties(self, v, at)
+-- An object with a member of that name that does not obey a schema.
+local function member_against(self, name, schema, at)
+    local none, less = self:opposite(schema, at)
     local out = {}
-    for _, name in ipairs(json.keys(v)) do
-        local none = self:opposite(v[name], at_of(at, name))
-        if not none then return nil end
-        for _, s in ipairs(none) do
-            out[#out + 1] = { type = "object", required = json.array { name }, properties = json.object { [name] = s } }
-        end
+    for i, s in ipairs(none) do
+        out[i] = { type = "object", required = json.array { name }, properties = json.object { [name] = s } }
     end
-    return out
+    return out, less
 end
 
-function OPPOSITE_OF.required(_, v)
+function OPPOSITE_OF.properties(self, v, at)
+    local out, less = {}, false
+    for _, name in ipairs(json.keys(words.object_word(v, at))) do
+        local list, l = member_against(self, name, v[name], at_of(at, name))
+        out, less = append(out, list), less or l
+    end
+    return out, less
+end
+
+-- Of the names that a schema does not list, only those that are likely to come are looked at (self.likely).
+function OPPOSITE_OF.patternProperties(self, v, at)
     local out = {}
-    for _, name in ipairs(v) do out[#out + 1] = { type = "object", ["$forbidden"] = name } end
+    for _, text in ipairs(json.keys(words.object_word(v, at))) do
+        local place = at_of(at, text)
+        local r = refuse.check(place, core.regex(text, { search = true }))
+        for _, name in ipairs(self.likely or {}) do
+            if r:matches(name) then out = append(out, (member_against(self, name, v[text], place))) end
+        end
+    end
+    return out, true
+end
+
+function OPPOSITE_OF.additionalProperties(self, v, at, s)
+    local out, patterns = {}, {}
+    for _, text in ipairs(s.patternProperties and json.keys(s.patternProperties) or {}) do
+        patterns[#patterns + 1] = refuse.check(at, core.regex(text, { search = true }))
+    end
+    for _, name in ipairs(self.likely or {}) do
+        local listed = s.properties ~= nil and s.properties[name] ~= nil
+        for _, r in ipairs(patterns) do listed = listed or r:matches(name) end
+        if not listed then out = append(out, (member_against(self, name, v, at))) end
+    end
+    return out, v ~= true
+end
+
+-- An array whose item i does not obey a schema.
+local function item_against(self, i, schema, at)
+    local none, less = self:opposite(schema, at)
+    local s = any_of(none)
+    if not s then return {}, less end
+    local prefix = json.array()
+    for k = 1, i - 1 do prefix[k] = true end
+    prefix[i] = s
+    return { { type = "array", minItems = i, prefixItems = prefix } }, less
+end
+
+local function prefix_against(self, v, at)
+    local out, less = {}, false
+    for i, s in ipairs(words.list_word(v, at)) do
+        local list, l = item_against(self, i, s, at_of(at, i - 1))
+        out, less = append(out, list), less or l
+    end
+    return out, less
+end
+
+OPPOSITE_OF.prefixItems = prefix_against
+
+-- Of the items behind the listed ones only the first is looked at.
+function OPPOSITE_OF.items(self, v, at, s)
+    if json.is_array(v) and #v > 0 then
+        local out, less = prefix_against(self, v, at)
+        return out, less or s.additionalItems ~= nil
+    end
+    local n = s.prefixItems ~= nil and #words.list_word(s.prefixItems, at) or 0
+    if n > MAX_PREFIX then return {}, true end
+    local out, less = item_against(self, n + 1, v, at)
+    return out, less or type(v) ~= "boolean"
+end
+
+function OPPOSITE_OF.contains(self, v, at, s)
+    if s.minContains ~= nil or s.maxContains ~= nil then return {}, true end
+    local none, less = self:opposite(v, at)
+    return { { type = "array", items = any_of(none) } }, less
+end
+
+function OPPOSITE_OF.required(_, v, at)
+    local out = {}
+    if type(v) == "boolean" then return out end
+    for i, name in ipairs(words.list_word(v, at)) do out[i] = { type = "object", ["$forbidden"] = name } end
     return out
 end
 
 function OPPOSITE_OF.allOf(self, v, at)
-    local out = {}
-    for i, s in ipairs(v) do
-        local none = self:opposite(s, at_of(at, i - 1))
-        if not none then return nil end
-        out = append(out, none)
+    local out, less = {}, false
+    for i, s in ipairs(words.list_word(v, at)) do
+        local list, l = self:opposite(s, at_of(at, i - 1))
+        out, less = append(out, list), less or l
     end
-    return out
+    return out, less
 end
 
 function OPPOSITE_OF.anyOf(self, v, at)
-    local all = json.array()
-    for i, s in ipairs(v) do
-        local none = self:opposite(s, at_of(at, i - 1))
-        if not none then return nil end
-        all[i] = { anyOf = json.array(none) }
+    local all, less = json.array(), false
+    for i, s in ipairs(words.list_word(v, at)) do
+        local list, l = self:opposite(s, at_of(at, i - 1))
+        all[i], less = any_of(list), less or l
     end
-    return { { allOf = all } }
+    return { { allOf = all } }, less
+end
+
+function OPPOSITE_OF.oneOf(self, v, at) -- none of them; two of them are left out
+    return (OPPOSITE_OF.anyOf(self, v, at)), true
 end
 
 OPPOSITE_OF["not"] = function(_, v) return { v } end
-function OPPOSITE_OF.type(_, v)
-    local s = opposite_type(v)
-    return s and { s }
+
+OPPOSITE_OF["if"] = function(self, v, at, s)
+    local out, base = {}, at:gsub("/if$", "")
+    local none, less = self:opposite(v, at)
+    local function both(head, word)
+        local list, l = self:opposite(s[word], at_of(base, word))
+        less = less or l
+        for _, x in ipairs(list) do out[#out + 1] = { allOf = json.array { head, x } } end
+    end
+    if s["then"] ~= nil then both(v, "then") end
+    if s["else"] ~= nil and #none > 0 then both(any_of(none), "else") end
+    return out, less
 end
-function OPPOSITE_OF.enum(_, v) return opposite_enum(v) end
+
+function OPPOSITE_OF.type(_, v) return { opposite_type(v) } end
+function OPPOSITE_OF.enum(_, v, at) return opposite_enum(words.list_word(v, at)) end
 function OPPOSITE_OF.const(_, v) return opposite_enum { v } end
 OPPOSITE_OF["$forbidden"] = function(_, v) return { { type = "object", required = json.array { v } } } end
 
@@ -146,34 +248,30 @@ OPPOSITE_OF["$ref"] = function(self, v, at, s)
     return self:opposite(target, place)
 end
 
+local NOTHING = { ["then"] = true, ["else"] = true }
+
 function M.opposite(self, s, at)
     self:work(1)
-    if type(s) == "boolean" then return s and {} or { true } end
+    if type(s) == "boolean" then return s and {} or { true }, false end
     if type(s) ~= "table" then raise("format", "%s: a schema expected", at) end
-    self.opposing = (self.opposing or 0) + 1
-    if self.opposing > 100 then raise("limit", "%s: nested too deeply", at) end
-    local out = {}
-    local list_of = {}
+    self.opposing = self.opposing or {}
+    if self.opposing[s] then return {}, true end
+    self.opposing[s] = true
+    local out, less, list_of = {}, false, {}
     for word in pairs(s) do list_of[#list_of + 1] = word end
     table.sort(list_of)
     for _, word in ipairs(list_of) do
-        local list
         if OPPOSITE[word] and type(s[word]) ~= "boolean" then
-            local one = OPPOSITE[word](s[word])
-            list = one and { one } or {}
+            out[#out + 1] = OPPOSITE[word](s[word], at_of(at, word)) or nil
         elseif OPPOSITE_OF[word] then
-            list = OPPOSITE_OF[word](self, s[word], at_of(at, word), s)
-        elseif words.means_nothing(word) then
-            list = {}
+            local list, l = OPPOSITE_OF[word](self, s[word], at_of(at, word), s)
+            out, less = append(out, list), less or l
+        elseif not words.means_nothing(word) and not NOTHING[word] then
+            less = true
         end
-        if not list then
-            self.opposing = self.opposing - 1
-            return nil
-        end
-        out = append(out, list)
     end
-    self.opposing = self.opposing - 1
-    return out
+    self.opposing[s] = nil
+    return out, less
 end
 
 return M

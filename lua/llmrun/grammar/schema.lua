@@ -22,6 +22,7 @@ end
 
 local raise, at_of = refuse.raise, refs.at
 local MAX_WORK, MAX_CHOICES = 100000, 400
+local MAX_EXCLUDED, MAX_LIKELY = 40, 24
 
 -- Joining constraints -------------------------------------------------------------------------------------------------
 
@@ -170,6 +171,42 @@ function Schema:overlap(a, b, at)
     return false
 end
 
+-- Names that members of the constraints' objects are likely to have.
+local function likely_names(list)
+    local out, seen = {}, {}
+    local function add(name)
+        if not seen[name] and #out < MAX_LIKELY then out[#out + 1] = name end
+        seen[name] = true
+    end
+    for _, c in ipairs(list) do
+        for _, name in ipairs(c.required) do add(name) end
+    end
+    for _, c in ipairs(list) do
+        for _, part in ipairs(c.parts) do
+            for _, name in ipairs(part.names) do add(name) end
+        end
+    end
+    return out
+end
+
+-- Constraints of `list` under which a schema does not hold: all of them, or, where the opposite can't be said in full or
+-- would be very many, some. nil: none can be told.
+function Schema:exclude(list, schema, at, seen)
+    local before, out = self.likely, {}
+    self.likely = likely_names(list)
+    local none, less = self:opposite(schema, at)
+    self.likely = before
+    local most = less and MAX_EXCLUDED or MAX_CHOICES // 2
+    for i, s in ipairs(none) do
+        if #out >= most then break end
+        for _, c in ipairs(self:cross(list, hushed(self:expand(self:loc(s, at_of(at, i - 1)), seen)), at)) do
+            if #out < most and self:possible(c, 0) then out[#out + 1] = c end
+        end
+    end
+    if #out == 0 and less then return nil end
+    return out
+end
+
 function APPLY.oneOf(self, list, v, at, _, seen)
     local each, out = {}, {}
     for i, s in ipairs(words.list_word(v, at)) do
@@ -178,22 +215,22 @@ function APPLY.oneOf(self, list, v, at, _, seen)
     for i, mine in ipairs(each) do
         for k, other in ipairs(self.loose_one_of and {} or each) do
             if i ~= k and self:overlap(mine, other, at) then
-                local none = self:opposite(v[k], at_of(at, k - 1))
-                if not none then
+                mine = self:exclude(mine, v[k], at_of(at, k - 1), seen)
+                if not mine then
                     raise("unsupported", "%s: a value may match both %d and %d, and this cannot be kept from happening",
                         at, math.min(i, k) - 1, math.max(i, k) - 1)
                 end
-                mine = self:cross(mine, hushed(self:union(none, at, seen)), at)
             end
         end
         out = append(out, mine)
+        if #out > MAX_CHOICES then raise("limit", "%s: more than %d combinations", at, MAX_CHOICES) end
     end
     return out
 end
 
 APPLY["not"] = function(self, list, v, at, _, seen)
-    local none = self:opposite(v, at)
-    if none then return self:cross(list, hushed(self:union(none, at, seen)), at) end
+    local out = self:exclude(list, v, at, seen)
+    if out then return out end
     for _, c in ipairs(self:cross(list, self:expand(self:loc(v, at), seen), at)) do
         if self:possible(c, 0) then raise("unsupported", "%s: this opposite cannot be enforced", at) end
     end
@@ -201,17 +238,16 @@ APPLY["not"] = function(self, list, v, at, _, seen)
 end
 
 APPLY["if"] = function(self, list, v, at, s, seen)
-    local base = at:gsub("/if$", "")
-    local none = self:opposite(v, at)
     if s["then"] == nil and s["else"] == nil then return list end
-    if not none then raise("unsupported", "%s: the opposite of this cannot be enforced", at) end
-    local function branch(head, word)
-        local l = self:cross(list, head, at)
+    local base = at:gsub("/if$", "")
+    local function branch(l, word)
         if s[word] == nil then return l end
         return self:cross(l, self:expand(self:loc(s[word], at_of(base, word)), seen), at)
     end
-    local yes = branch(self:expand(self:loc(v, at), seen), "then")
-    return append(yes, branch(hushed(self:union(none, at, seen)), "else"))
+    local yes = branch(self:cross(list, self:expand(self:loc(v, at), seen), at), "then")
+    local no = self:exclude(list, v, at, seen)
+    if not no then raise("unsupported", "%s: the opposite of this cannot be enforced", at) end
+    return append(yes, branch(no, "else"))
 end
 
 -- A value without property `name`, or one with it that obeys `schema`.
