@@ -205,7 +205,7 @@ local function make_result(self, op, info)
         text = req:text(), tokens = req:tokens(), finish_reason = info.finish, seed = op.seed,
         usage = {
             prompt_tokens = info.n_prompt, cached_tokens = info.n_cached, completion_tokens = info.n_generated,
-            computed_tokens = info.n_computed,
+            computed_tokens = info.n_computed, forced_tokens = op.constraint and info.n_forced or nil,
         },
         timing = { queued = info.t_queued, total = info.t_end - info.t_arrival, preempted = info.n_preempted },
     }

@@ -1,4 +1,5 @@
-/* constrain.h - holds a request to a grammar: a matcher as the engine's constraint. */
+/* constrain.h - holds a request to a grammar: a matcher as the engine's constraint. What a grammar leaves no choice about
+ * is cut into tokens as the tokenizer would (lr_matcher_forced_tokens), the same whether it is forced or masked. */
 #ifndef LR_ENGINE_CONSTRAIN_H
 #define LR_ENGINE_CONSTRAIN_H
 #include "engine/engine.h"

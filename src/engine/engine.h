@@ -176,8 +176,12 @@ typedef struct lr_constraint {
      * token that ends a request. */
     int (*accept)(void *user, int32_t token, lr_error *err);
     /* The request is queued. strip_space: the text's first piece will lose a first space (after a control token, in
-     * vocabularies that put one before a text). NULL: not wanted. */
-    void (*start)(void *user, bool strip_space);
+     * vocabularies that put one before a text). force: where what comes next is no choice, mask may leave one token
+     * alone; else the sampler may want any that spells it. NULL: not wanted. */
+    void (*start)(void *user, bool strip_space, bool force);
+    /* 1 and the token that comes next whatever the logits say; 0: there is a choice; negative = error. Such tokens are
+     * taken without a forward pass of their own. NULL = never. */
+    int (*forced)(void *user, int32_t *token, lr_error *err);
     void (*free)(void *user); /* with the request, or NULL */
 } lr_constraint;
 
@@ -226,6 +230,7 @@ typedef struct lr_req_info {
     int n_cached;    /* of these, how many needed no computing when it was first scheduled */
     int n_computed;  /* rows computed for it so far, repeats included */
     int n_generated; /* tokens drawn, an end token included */
+    int n_forced;    /* of these, how many were taken without a forward pass of their own (lr_constraint.forced) */
     int max_tokens;  /* limit in force (the context counted in) */
     int n_pending;   /* tokens to be computed before the next logits */
     int n_preempted;

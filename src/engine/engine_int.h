@@ -42,6 +42,7 @@ struct lr_request {
     int32_t *stop_ids;
     size_t n_stop_ids;
     bool ignore_eos, free_seq;
+    bool force;     /* take what the constraint leaves no choice about */
     int n_top;      /* -1 = no log-probabilities */
     int next_score; /* SCORE: position of the next token to score */
     int limit;      /* longest that the sequence may get */

@@ -10,6 +10,7 @@
 #define LR_COUNTER_LIST(X)                                                                                             \
     X(prompt_tokens, "prompt_tokens_total", "Tokens of prompts, cached ones included")                                 \
     X(generation_tokens, "generation_tokens_total", "Tokens drawn")                                                    \
+    X(forced_tokens, "forced_tokens_total", "Of these, tokens that a constraint left no choice about")                 \
     X(computed_tokens, "computed_tokens_total", "Rows run through the model")                                          \
     X(prefix_queries, "prefix_cache_queries_total", "Prompt tokens looked up in the prefix cache")                     \
     X(prefix_hits, "prefix_cache_hits_total", "Prompt tokens found in the prefix cache")                               \

@@ -154,10 +154,41 @@ static lr_finish after_token(lr_request *r, int32_t id, bool closed)
     return how;
 }
 
+/* Takes a token that does not end the request by itself. *how: what else ends it now. */
+static int take(lr_request *r, int32_t id, float logprob, lr_finish *how, lr_error *err)
+{
+    bool closed = false;
+    if (r->con.accept) {
+        int rc = r->con.accept(r->con.user, id, err);
+        if (rc < 0) return rc;
+        closed = rc > 0;
+    }
+    int rc = append(r, id, logprob, err);
+    if (!rc) *how = after_token(r, id, closed);
+    return rc;
+}
+
+/* Takes the tokens that must come next: their rows are computed together with that of the last one. */
+static int take_forced(lr_request *r, lr_finish *how, lr_error *err)
+{
+    int32_t id = -1;
+    while (*how == LR_FINISH_NONE && !r->want_cancel) {
+        int rc = r->con.forced(r->con.user, &id, err);
+        if (rc <= 0) return rc;
+        stamp(r);
+        r->info.n_forced++;
+        r->e->metrics.forced_tokens++;
+        rc = take(r, id, NAN, how, err);
+        if (rc) return rc;
+    }
+    return 0;
+}
+
 static int generate(lr_request *r, float *logits, int n, lr_error *err)
 {
     int32_t id = 0;
     float logprob;
+    lr_finish how = LR_FINISH_NONE;
     lr_seq *q = r->info.seq;
     int rc = draw(r, logits, &id, &logprob, err);
     if (rc) return rc;
@@ -168,15 +199,9 @@ static int generate(lr_request *r, float *logits, int n, lr_error *err)
         lr_request__end(r, LR_REQ_DONE, LR_FINISH_STOP);
         return 0;
     }
-    bool closed = false;
-    if (r->con.accept) {
-        rc = r->con.accept(r->con.user, id, err);
-        if (rc < 0) return rc;
-        closed = rc > 0;
-    }
-    rc = append(r, id, logprob, err);
+    rc = take(r, id, logprob, &how, err);
+    if (!rc && r->force) rc = take_forced(r, &how, err);
     if (rc) return rc;
-    lr_finish how = after_token(r, id, closed);
     if (how != LR_FINISH_NONE) lr_request__end(r, LR_REQ_DONE, how);
     return 0;
 }

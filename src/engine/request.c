@@ -245,7 +245,9 @@ int lr_request_new(lr_engine *e, lr_seq *s, const lr_req_params *p, lr_request *
     e->next_req++;
     if (p->sampler && p->kind == LR_REQ_GENERATE) r->sampler = p->sampler;
     if (p->constraint && p->kind == LR_REQ_GENERATE) r->con = *p->constraint;
-    if (r->con.start) r->con.start(r->con.user, r->detok.strip);
+    bool force = p->kind == LR_REQ_GENERATE && lr_sampler_takes_any(r->sampler);
+    r->force = force && r->con.forced && r->n_top < 0; /* who wants log-probabilities needs each row */
+    if (r->con.start) r->con.start(r->con.user, r->detok.strip, force);
     r->next = e->requests;
     if (e->requests) e->requests->prev = r;
     e->requests = r;

@@ -157,6 +157,12 @@ int lr_matcher_rollback(lr_matcher *, size_t n, lr_error *err);
 size_t lr_matcher_taken(const lr_matcher *); /* tokens taken so far, less those taken back */
 /* Bytes that must come next whatever is chosen, at most cap. The text they make need not end at a token's border. */
 size_t lr_matcher_forced(lr_matcher *, char *buf, size_t cap);
+/* Tokens that may be taken for what must come next, cut as the model's tokenizer cuts the text: at most cap, *n may be
+ * 0. before: the end of the text so far (some words are enough), empty at its start. bits: (lr_matcher_words) scratch.
+ * Whoever takes them takes what the grammar allows; other tokens might spell the same. Errors: as lr_matcher_mask. */
+int lr_matcher_forced_tokens(lr_matcher *, lr_str before, uint32_t *bits, int32_t *ids, size_t cap, size_t *n,
+                             lr_error *err);
+lr_vocab *lr_matcher_vocab(const lr_matcher *); /* borrowed */
 
 /* ---- regular expressions ---- */
 

@@ -143,7 +143,7 @@ static int accept(void *user, int32_t token, lr_error *err)
     return p->n_way == 0;
 }
 
-static void start(void *user, bool strip_space) { ((pieces *)user)->strip = strip_space; }
+static void start(void *user, bool strip_space, bool force) { ((pieces *)user)->strip = strip_space; }
 
 static void destroy(void *user)
 {

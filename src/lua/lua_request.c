@@ -157,6 +157,7 @@ static int request_info(lua_State *L)
     set_int(L, "n_cached", in->n_cached);
     set_int(L, "n_computed", in->n_computed);
     set_int(L, "n_generated", in->n_generated);
+    set_int(L, "n_forced", in->n_forced);
     set_int(L, "n_pending", in->n_pending);
     set_int(L, "n_preempted", in->n_preempted);
     set_int(L, "max_tokens", in->max_tokens);

@@ -78,6 +78,8 @@ int lr_sampler_new(lr_sampler **out, const lr_stage *stages, size_t n, uint64_t 
 int lr_sampler_copy(lr_sampler **out, const lr_sampler *, lr_error *err);
 void lr_sampler_free(lr_sampler *);
 uint64_t lr_sampler_seed(const lr_sampler *);
+/* True if a token that a mask leaves alone is drawn whatever the row, and nothing is learnt from that. */
+bool lr_sampler_takes_any(const lr_sampler *);
 /* True if the chain always takes the arg max of the (biased, penalised) row. */
 bool lr_sampler_is_greedy(const lr_sampler *);
 

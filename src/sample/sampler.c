@@ -225,6 +225,26 @@ bool lr_sampler_is_greedy(const lr_sampler *s)
     return greedy;
 }
 
+bool lr_sampler_takes_any(const lr_sampler *s)
+{
+    for (int i = 0; i < s->n_stages; i++) {
+        switch (s->stages[i].kind) {
+        case LR_STAGE_LOGIT_BIAS: /* may ban */
+        case LR_STAGE_ALLOW:
+        case LR_STAGE_BAN:
+        case LR_STAGE_CALLBACK:
+        case LR_STAGE_NO_REPEAT:
+        case LR_STAGE_MIROSTAT_1:
+        case LR_STAGE_MIROSTAT_2:
+        case LR_STAGE_ADAPTIVE_P:
+            return false;
+        default:
+            break;
+        }
+    }
+    return true;
+}
+
 /* ---- drawing ---- */
 
 double lr_sample_uniform(uint64_t seed, uint64_t position, uint32_t stream)
