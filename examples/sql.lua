@@ -16,7 +16,7 @@ local llm = require "llmrun"
 local model <close> = llm.load(arg[1] or "smollm2", { ctx = 1024 })
 
 local file = os.tmpname()
-local remove <close> = setmetatable({}, { __close = function() os.remove(file) end })
+local remove <close> = setmetatable({}, { __close = function() os.remove(file) end }) -- luacheck: ignore 211
 
 --- Lines of what the database answers.
 local function sqlite(sql)
