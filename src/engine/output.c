@@ -1,6 +1,7 @@
 /* output.c - what becomes of a row of logits: a drawn token with its text, a view, or log-probabilities. See engine.h.
  */
 #include "engine/engine_int.h"
+#include "sample/row.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -33,34 +34,21 @@ void lr_request__flush_text(lr_request *r)
 
 /* ---- log-probabilities ---- */
 
-/* Inserts into a list of the k best, best first, ties by lower id (ids come in ascending order). */
-static void keep_best(lr_top *top, int *n, int k, int32_t id, float v)
-{
-    int i = *n;
-    if (i == k && !(v > top[k - 1].logprob)) return;
-    if (i == k) i--;
-    for (; i > 0 && v > top[i - 1].logprob; i--) top[i] = top[i - 1];
-    top[i] = (lr_top){id, v};
-    if (*n < k) ++*n;
-}
+enum { MAX_TOP = 64 }; /* lr_request_new allows no more */
 
-/* Log-probability of id and the n_top best. False if the row holds NaN or nothing finite. */
+/* Log-probability of id and the n_top best. False if the row holds NaN, +inf or nothing finite. */
 static bool row_logprob(const float *x, int n_vocab, int32_t id, int n_top, float *logprob, lr_top *top)
 {
-    float max = -INFINITY;
-    double sum = 0;
-    int n = 0;
-    for (int i = 0; i < n_vocab; i++) {
-        if (x[i] > max) max = x[i];
-    }
-    if (!isfinite(max)) return false;
-    for (int i = 0; i < n_vocab; i++) sum += exp((double)x[i] - max);
-    if (!isfinite(sum)) return false;
-    double lse = max + log(sum);
-    *logprob = (float)(x[id] - lse);
+    int32_t ids[MAX_TOP];
+    float values[MAX_TOP];
+    unsigned nan = 0;
+    for (int i = 0; i < n_vocab; i++) nan |= x[i] != x[i];
+    float lse = lr_row_logsumexp(x, n_vocab);
+    if (nan || !isfinite(lse)) return false;
+    *logprob = x[id] - lse;
     if (n_top <= 0) return true;
-    for (int i = 0; i < n_vocab; i++) keep_best(top, &n, n_top, i, x[i]);
-    for (int i = 0; i < n; i++) top[i].logprob = (float)(top[i].logprob - lse);
+    int n = lr_row_topk(x, n_vocab, n_top < n_vocab ? n_top : n_vocab, ids, values);
+    for (int i = 0; i < n; i++) top[i] = (lr_top){ids[i], values[i] - lse};
     return true;
 }
 

@@ -224,6 +224,27 @@ double lr_stage_lse(const lr_logits *l, const lr_scratch *w)
     return (double)l->cand[0] + log(sum);
 }
 
+/* Makes a list of the tokens that surely hold the probability p of the best, and not many more: sorting them is what
+ * takes time. Those within d of the best are taken, d growing until they reach p, and then cut in slices. */
+static void narrow_to_mass(double p, double lse, lr_logits *l, lr_scratch *w)
+{
+    enum { SLICES = 64 };
+    float best = w->k->max(l->x, l->n_vocab);
+    for (float d = 3; d < 200; d *= 2) { /* 1e-6: what the sums of single precision may be off */
+        double mass[SLICES] = {0}, sum = 0;
+        int k = 0, n = w->k->compact_above(l->x, l->n_vocab, best - d, w->ids, l->n_vocab);
+        for (int i = 0; i < n; i++) {
+            float x = l->x[w->ids[i]], at = (best - x) * (SLICES / d);
+            mass[at >= 0 && at < SLICES ? (int)at : SLICES - 1] += (double)expf(x - (float)lse);
+        }
+        while (k < SLICES && sum < p + 1e-6) sum += mass[k++];
+        if (sum < p + 1e-6) continue;
+        lr_stage_narrow(l, w, k + 1 < SLICES ? best - d * (float)(k + 1) / SLICES : best - d);
+        return;
+    }
+    lr_stage_narrow(l, w, -INFINITY);
+}
+
 /* Nucleus sampling, arXiv:1904.09751: the fewest best tokens whose probabilities reach p. */
 static void top_p(float p, lr_logits *l, lr_scratch *w)
 {
@@ -233,19 +254,7 @@ static void top_p(float p, lr_logits *l, lr_scratch *w)
         return;
     }
     double lse = lr_stage_lse(l, w);
-    if (l->n_cand < 0) {
-        float best = w->k->max(l->x, l->n_vocab);
-        for (float d = 3;; d *= 2) {
-            bool all = d > 200;
-            float threshold = all ? -INFINITY : best - d;
-            int n = w->k->compact_above(l->x, l->n_vocab, threshold, w->ids, l->n_vocab);
-            double sum = 0;
-            for (int i = 0; i < n && !all; i++) sum += exp((double)l->x[w->ids[i]] - lse);
-            if (!all && sum < (double)p + 1e-6) continue;
-            lr_stage_narrow(l, w, threshold);
-            break;
-        }
-    }
+    if (l->n_cand < 0) narrow_to_mass((double)p, lse, l, w);
     double sum = 0;
     for (int i = 0; i < l->n_cand; i++) {
         sum += exp((double)l->cand[i] - lse);

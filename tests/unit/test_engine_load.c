@@ -1,5 +1,5 @@
 /* test_engine_load.c - the engine under load: prefix hits that must not be wrong, sliding windows, fairness between
- * long and short prompts, cost per token, and a soak. */
+ * long and short prompts, and a soak. */
 #include "engine_fixture.h"
 #include <malloc.h>
 #include <time.h>
@@ -271,117 +271,6 @@ static void test_many_short_ones(void **state)
     lr_engine_free(e);
 }
 
-/* ---- B53: work per token ---- */
-
-/* A model that does nothing at all: its forward pass names one token. */
-static int null_start(lr_model *m, const lr_kv_spec *spec, int rows, int out, lr_error *err) { return 0; }
-
-static int null_forward(lr_model *m, const lr_batch *b, lr_error *err)
-{
-    for (int i = 0; i < b->n_out; i++) {
-        float *x = b->logits + (size_t)i * (size_t)m->n_vocab;
-        memset(x, 0, (size_t)m->n_vocab * sizeof *x);
-        x[3 + b->tokens[b->out_rows[i]] * 5 % 45] = 9;
-    }
-    return 0;
-}
-
-static void null_copy(lr_model *m, int g, int dst, int src) {}
-static size_t null_bytes(const lr_model *m, int g) { return 1; }
-static void null_read(lr_model *m, int g, int b, void *dst) {}
-static void null_write(lr_model *m, int g, int b, const void *src) {}
-static void null_memory(const lr_model *m, size_t *w, size_t *kv, size_t *work) { *w = *kv = *work = 0; }
-
-static void null_free(lr_model *m)
-{
-    lr_vocab_unref(m->vocab);
-    free(m);
-}
-
-static const lr_model_ops null_ops = {null_free,  null_start, null_forward, null_copy,
-                                      null_bytes, null_read,  null_write,   null_memory};
-
-static lr_engine *null_engine(const lr_engine_config *cfg, int n_ctx)
-{
-    static lr_kv_layer layer = {1, 32, 0};
-    lr_model *m = calloc(1, sizeof *m);
-    lr_engine *e;
-    lr_error err;
-    *m = (lr_model){.ops = &null_ops,
-                    .n_vocab = FX_VOCAB,
-                    .n_ctx = n_ctx,
-                    .n_kv_layers = 1,
-                    .kv_layers = &layer,
-                    .n_groups = 1,
-                    .vocab = fx_vocab(),
-                    .name = "null"};
-    if (lr_engine_new(&e, m, cfg, &err)) fail_msg("%s", err.text);
-    return e;
-}
-
-static void test_cost_per_token(void **state)
-{
-    char text[64][41];
-    lr_str stop[64];
-    for (int i = 0; i < 64; i++) {
-        for (int k = 0; k < 40; k++) text[i][k] = k % 2 ? (char)('a' + (i + k) % 22) : ' ';
-        text[i][39] = '!';
-        stop[i] = (lr_str){text[i], 40};
-    }
-    lr_engine *e = null_engine(NULL, 30000);
-    lr_req_params p = lr_req_defaults(LR_REQ_GENERATE);
-    lr_request *r;
-    lr_error err;
-    int32_t first = 3;
-    double best[2] = {1, 1e9};
-    p.stop = stop;
-    p.n_stop = 64;
-    p.max_tokens = 20000;
-    for (int round = 0; round < 10 && best[1] / best[0] >= 5; round++) { /* a busy neighbour must not fail it */
-        lr_seq *s = fx_seq(e, &first, 1);
-        if (lr_request_new(e, s, &p, &r, &err)) fail_msg("%s", err.text);
-        double t0 = cpu_time();
-        size_t n;
-        while (lr_engine_busy(e)) {
-            lr_engine_step(e, &err);
-            lr_request_text(r, &n);
-            if (lr_request_info(r)->n_generated == 5000 && cpu_time() - t0 < best[0]) best[0] = cpu_time() - t0;
-        }
-        if (cpu_time() - t0 < best[1]) best[1] = cpu_time() - t0;
-        assert_int_equal(lr_request_info(r)->n_generated, 20000);
-        lr_request_free(r);
-        lr_seq_free(s);
-    }
-    print_message("host time per token: %.2f us over 5000, %.2f us over 20000\n", best[0] / 5000 * 1e6,
-                  best[1] / 20000 * 1e6);
-    assert_true(best[1] / best[0] < 5);
-    assert_true(best[1] / 20000 < 20e-6);
-    lr_engine_free(e);
-}
-
-/* What the engine itself takes per step at 64 running and 256 waiting. */
-static void test_cost_per_step(void **state)
-{
-    lr_engine_config cfg = lr_engine_defaults();
-    lr_error err;
-    int32_t t[40];
-    cfg.kv_blocks[0] = 4096;
-    lr_engine *e = null_engine(&cfg, 4096);
-    for (int i = 0; i < 40; i++) t[i] = 3 + i;
-    for (int i = 0; i < 320; i++) {
-        t[0] = 3 + i % 40;
-        t[1] = 3 + i / 40;
-        fx_gen(e, fx_seq(e, t, 40), 900);
-    }
-    for (int i = 0; i < 60; i++) lr_engine_step(e, &err);
-    double t0 = cpu_time();
-    for (int i = 0; i < 500; i++) assert_int_equal(lr_engine_step(e, &err), 64);
-    double us = (cpu_time() - t0) / 500 * 1e6;
-    print_message("engine time per step of 64: %.1f us\n", us);
-    assert_true(us < 2000);
-    lr_engine_free(e);
-}
-
 /* ---- soak ---- */
 
 static int soak_eos = 15;
@@ -484,16 +373,10 @@ static void test_soak(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_prefix_hits_are_compared),
-        cmocka_unit_test(test_namespaces),
-        cmocka_unit_test(test_window_and_prefix),
-        cmocka_unit_test(test_alike_at_once),
-        cmocka_unit_test(test_no_waiting_for_the_slow),
-        cmocka_unit_test(test_long_prompt_stops_nobody),
-        cmocka_unit_test(test_many_short_ones),
-        cmocka_unit_test(test_cost_per_token),
-        cmocka_unit_test(test_cost_per_step),
-        cmocka_unit_test(test_soak),
+        cmocka_unit_test(test_prefix_hits_are_compared), cmocka_unit_test(test_namespaces),
+        cmocka_unit_test(test_window_and_prefix),        cmocka_unit_test(test_alike_at_once),
+        cmocka_unit_test(test_no_waiting_for_the_slow),  cmocka_unit_test(test_long_prompt_stops_nobody),
+        cmocka_unit_test(test_many_short_ones),          cmocka_unit_test(test_soak),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
