@@ -3,22 +3,46 @@
 #include "base/mem.h"
 #include <string.h>
 
-#define QUEUE 128 /* tokens that must come, found at once */
-#define TAIL  48  /* bytes of the text that are kept: what a tokenizer wants to see before a word */
-
 typedef struct constrain {
     lr_matcher *m;
-    bool force;  /* cut what must come as the tokenizer does, and allow only that */
-    bool looked; /* queue is what must come now */
-    int at, n;   /* in queue */
-    int32_t queue[QUEUE];
-    size_t n_tail;
-    char tail[TAIL];
+    bool force; /* cut what must come as the tokenizer does, and allow only that */
+    lr_forced forced;
     bool masked; /* bits are those of the matcher's state, and allow so many tokens */
     size_t n_allowed;
     size_t words;
     uint32_t bits[]; /* (words) of the model's vocabulary; beyond the matcher's words all 0 */
 } constrain;
+
+/* ---- what must come ---- */
+
+int lr_forced_look(lr_forced *f, lr_matcher *m, uint32_t *bits, lr_error *err)
+{
+    size_t n = 0;
+    if (f->looked) return 0;
+    int rc = lr_matcher_forced_tokens(m, (lr_str){f->tail, f->n_tail}, bits, f->queue, LR_FORCED_MAX, &n, err);
+    f->at = 0;
+    f->n = (int)n;
+    f->looked = rc == 0;
+    return rc;
+}
+
+void lr_forced_took(lr_forced *f, const lr_vocab *v, int32_t token)
+{
+    size_t n;
+    const char *s = lr_vocab_piece(v, token, &n);
+    f->at = f->at < f->n && f->queue[f->at] == token ? f->at + 1 : f->n;
+    if (f->at == f->n) f->looked = false;
+    if (n > LR_FORCED_TAIL) {
+        s += n - LR_FORCED_TAIL;
+        n = LR_FORCED_TAIL;
+    }
+    size_t keep = f->n_tail + n > LR_FORCED_TAIL ? LR_FORCED_TAIL - n : f->n_tail;
+    memmove(f->tail, f->tail + f->n_tail - keep, keep);
+    if (n) memcpy(f->tail + keep, s, n);
+    f->n_tail = keep + n;
+}
+
+/* ---- a matcher as a constraint ---- */
 
 static int own_mask(constrain *c, lr_error *err)
 {
@@ -38,21 +62,17 @@ static int32_t only_one(const constrain *c)
     return -1;
 }
 
-/* Finds what must come now. */
+/* Finds what must come now: text that is no choice, or the only token that spells one of several. */
 static int look(constrain *c, lr_error *err)
 {
-    size_t n = 0;
-    if (!c->force || c->looked) return 0;
+    lr_forced *f = &c->forced;
+    if (!c->force || f->looked) return 0;
     c->masked = false;
-    int rc = lr_matcher_forced_tokens(c->m, (lr_str){c->tail, c->n_tail}, c->bits, c->queue, QUEUE, &n, err);
-    if (rc) return rc;
-    c->at = 0;
-    c->n = (int)n;
-    c->looked = true;
-    if (n) return 0;
+    int rc = lr_forced_look(f, c->m, c->bits, err);
+    if (rc || f->n) return rc;
     rc = own_mask(c, err);
     if (rc || c->n_allowed != 1 || lr_matcher_can_end(c->m)) return rc;
-    c->queue[c->n++] = only_one(c);
+    f->queue[f->n++] = only_one(c);
     return 0;
 }
 
@@ -61,8 +81,8 @@ static int mask(void *user, const uint32_t **bits, lr_error *err)
     constrain *c = user;
     int rc = look(c, err);
     if (rc) return rc;
-    if (c->at < c->n) {
-        int32_t id = c->queue[c->at];
+    if (c->forced.at < c->forced.n) {
+        int32_t id = c->forced.queue[c->forced.at];
         memset(c->bits, 0, c->words * sizeof *c->bits);
         c->bits[id / 32] = 1u << (id % 32);
         c->masked = false;
@@ -80,24 +100,9 @@ static int forced(void *user, int32_t *token, lr_error *err)
 {
     constrain *c = user;
     int rc = look(c, err);
-    if (rc || c->at == c->n) return rc;
-    *token = c->queue[c->at];
+    if (rc || c->forced.at == c->forced.n) return rc;
+    *token = c->forced.queue[c->forced.at];
     return 1;
-}
-
-/* The text's end is kept. */
-static void remember(constrain *c, int32_t token)
-{
-    size_t n;
-    const char *s = lr_vocab_piece(lr_matcher_vocab(c->m), token, &n);
-    if (n > TAIL) {
-        s += n - TAIL;
-        n = TAIL;
-    }
-    size_t keep = c->n_tail + n > TAIL ? TAIL - n : c->n_tail;
-    memmove(c->tail, c->tail + c->n_tail - keep, keep);
-    memcpy(c->tail + keep, s, n);
-    c->n_tail = keep + n;
 }
 
 static int accept(void *user, int32_t token, lr_error *err)
@@ -105,13 +110,8 @@ static int accept(void *user, int32_t token, lr_error *err)
     constrain *c = user;
     int rc = lr_matcher_accept(c->m, token, err);
     if (rc) return rc;
-    if (c->at < c->n && c->queue[c->at] == token)
-        c->at++;
-    else
-        c->at = c->n;
-    if (c->at == c->n) c->looked = false;
     c->masked = false;
-    remember(c, token);
+    lr_forced_took(&c->forced, lr_matcher_vocab(c->m), token);
     return lr_matcher_done(c->m);
 }
 

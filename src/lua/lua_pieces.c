@@ -3,10 +3,11 @@
  *
  * pieces(fn) is given to a request in place of a matcher. fn(prefix) is called at the beginning and behind every token
  * with which a piece may have ended. A piece that may end and go on stays beside the next one, so several matchers may
- * be on their way at once; no token belongs to two pieces. fn runs inside a step, so it cannot yield; an error in it is
- * the error of its request.
+ * be on their way at once; no token belongs to two pieces. What the only one leaves no choice about is forced. fn runs
+ * inside a step, so it cannot yield; an error in it is the error of its request.
  */
 #include "base/mem.h"
+#include "engine/constrain.h"
 #include "lua/lua_grammar_int.h"
 #include <string.h>
 
@@ -22,7 +23,8 @@ typedef struct pieces {
     lr_matcher *way[MAX_WAYS];
     int n_way;
     bool complete; /* the text may end here */
-    bool begun, strip;
+    bool begun, strip, force;
+    lr_forced forced; /* what must come, of the only matcher */
     char *text;
     size_t n_text, cap_text;
     size_t words;
@@ -71,16 +73,36 @@ static int ask(pieces *p, lr_error *err)
 
 /* ---- the constraint ---- */
 
-static int mask(void *user, const uint32_t **bits, lr_error *err)
+/* The token that must come; 0: there is a choice. */
+static int next_forced(void *user, int32_t *token, lr_error *err)
 {
     pieces *p = user;
-    size_t count = 0;
+    lr_forced *f = &p->forced;
     if (!p->begun) {
         int rc = ask(p, err);
         if (rc) return rc;
         p->begun = true;
     }
+    if (!p->force || p->complete || p->n_way != 1) return 0;
+    int rc = lr_forced_look(f, p->way[0], p->some, err);
+    if (rc || f->at == f->n) return rc;
+    *token = f->queue[f->at];
+    return 1;
+}
+
+static int mask(void *user, const uint32_t **bits, lr_error *err)
+{
+    pieces *p = user;
+    size_t count = 0;
+    int32_t only = -1;
+    int forced = next_forced(p, &only, err);
+    if (forced < 0) return forced;
     memset(p->bits, 0, p->words * sizeof *p->bits);
+    if (forced) {
+        p->bits[only / 32] = 1u << (only % 32);
+        *bits = p->bits;
+        return 0;
+    }
     for (int i = 0; i < p->n_way; i++) {
         int rc = lr_matcher_mask(p->way[i], p->some, NULL, err);
         if (rc) return rc;
@@ -137,13 +159,20 @@ static int accept(void *user, int32_t token, lr_error *err)
     }
     p->n_way = left;
     p->complete = false;
+    lr_forced_took(&p->forced, p->v, token);
+    if (ended) p->forced.looked = false; /* another piece may come */
     if (!rc && ended) rc = ask(p, err);
     if (rc) return rc;
     if (p->n_way == 0 && !p->complete) return lr_fail(err, LR_EINVAL, "the function of lua does not allow this here");
     return p->n_way == 0;
 }
 
-static void start(void *user, bool strip_space, bool force) { ((pieces *)user)->strip = strip_space; }
+static void start(void *user, bool strip_space, bool force)
+{
+    pieces *p = user;
+    p->strip = strip_space;
+    p->force = force;
+}
 
 static void destroy(void *user)
 {
@@ -176,7 +205,8 @@ int lr_lua_pieces_constraint(lua_State *L, int idx, lr_vocab *v, int n_vocab, lr
     }
     lua_getiuservalue(L, idx, 1);
     p->ref = luaL_ref(L, LUA_REGISTRYINDEX);
-    *out = (lr_constraint){.user = p, .mask = mask, .accept = accept, .start = start, .free = destroy};
+    *out = (lr_constraint){
+        .user = p, .mask = mask, .accept = accept, .start = start, .forced = next_forced, .free = destroy};
     return 0;
 }
 

@@ -171,6 +171,25 @@ describe("tokens that must come", function()
         for _, prefix in ipairs(asked) do assert.equal("name", prefix) end
     end)
 
+    it("of pieces that a function gives", function()
+        local m <close> = model_of(MERGES)
+        local function pieces(prefix)
+            if prefix == "" then return 'name": "' end
+            if prefix == 'name": "' then return { regex = "[a-c]{2}" } end
+            if #prefix == 10 then return { "name", "me" } end
+        end
+        local ends = {}
+        for seed = 1, 12 do
+            local text, r = run(m, { lua = pieces, seed = seed })
+            assert.truthy(text:find '^name|":| "|[abc]|[abc]|', text)
+            ends[r.text:match '^name": "[abc][abc]([name]+)$'] = true
+            assert.is_true(r.usage.forced_tokens >= 2 and r.usage.forced_tokens <= 5, text) -- m|e has one more
+            assert.equal(text, (run(m, { lua = pieces, seed = seed, logprobs = 0 })))
+            assert.equal(text, (run(m, { lua = pieces, seed = seed, fault = { "preempt", 1 } })))
+        end
+        assert.same({ name = true, me = true }, ends)
+    end)
+
     it("spell the forced bytes, whatever the vocabulary", function()
         for round = 1, slow and 20 or 120 do
             local merges, parts = {}, { "a", "b", "c", "ab", "é", " " }
