@@ -85,6 +85,10 @@ function llm.sandbox(source, opts) return require("llmrun.sandbox").run(source, 
 --- HTTP requests: see http.lua. Loaded when first used.
 llm.http = setmetatable({}, { __index = function(_, key) return require("llmrun.http")[key] end })
 
+--- A memory of token texts, for functions that draft: see spec.lua.
+---@param max_tokens? integer
+function llm.memory(max_tokens) return require("llmrun.spec").memory(max_tokens) end
+
 --- Sets the seed from which those of later requests follow (each request without one gets its own).
 ---@param n integer
 function llm.seed(n) require("llmrun.seeds").set(n) end

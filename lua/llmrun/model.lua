@@ -7,6 +7,7 @@ local policy = require "llmrun.policy"
 local chat = require "llmrun.chat"
 local runner = require "llmrun.runner"
 local session = require "llmrun.session"
+local spec = require "llmrun.spec"
 
 local M = {}
 
@@ -18,7 +19,7 @@ Model.__index = Model
 M.engine_options = {
     ctx = "integer", max_batch_tokens = "integer", max_seqs = "integer", max_waiting = "integer", chunk = "integer",
     preempt = "string", swap_bytes = "integer", max_pinned = "integer", patience = "integer", kv = "table",
-    template = "string|function", policy = "table|function|string",
+    template = "string|function", policy = "table|function|string", speculate = spec.type,
 }
 local kv_options = {
     blocks = "integer|string|table", memory = "number", type = "string", block_size = "integer",
@@ -72,6 +73,7 @@ function M.new(call, core_model, o, info)
         add_bos = vi.add_bos, windows = made.windows, backend = engine:info().backend,
     }
     self.chat = chat.new(call, o.template or info.chat_template, vocab, self.info.name)
+    spec.for_model(call, self, o)
     if o.policy then self:use(o.policy) end
     return self
 end
@@ -152,7 +154,9 @@ end
 --- Counters and histograms of the engine (see engine/metrics.h).
 function Model:metrics()
     check_open(self, "model:metrics")
-    return self.engine:metrics()
+    local m = self.engine:metrics()
+    spec.stats(m.speculation)
+    return m
 end
 
 --- The same as Prometheus text.

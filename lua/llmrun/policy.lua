@@ -10,6 +10,8 @@
 ---   evict(p, leaf)          a score for a cached prefix: the lowest is forgotten first
 ---   token(p, request, id)   a token was drawn; true ends the request
 ---   finish(p, request)      it has ended, however
+---   draft(p, request, info) it may get a draft (see spec.lua; info: most, batch, acceptance, method). Nothing: as its
+---                           own options say; false: none; how many tokens, a method, both, or the tokens
 ---
 --- step: waiting, running (lists in order of arrival; reused, so not to be kept), budget (rows left), slots (requests
 --- that may still start), active (that run now), free_blocks, block_size, now; run(r [, n]) -> rows granted (0: it
@@ -39,7 +41,7 @@ local M = {}
 --- Those that come with llmrun, by name.
 M.names = { "fcfs", "priority", "shortest_first", "longest_prefix", "deadline", "fair", "mlfq" }
 
-local hooks = { "admit", "schedule", "preempt", "evict", "token", "finish" }
+local hooks = { "admit", "schedule", "preempt", "evict", "token", "finish", "draft" }
 
 --- Where messages about policies go; may be replaced.
 M.log = function(text) io.stderr:write("llmrun: ", text, "\n") end

@@ -94,18 +94,9 @@ local known = {
 }
 for k, v in pairs(model.engine_options) do known[k] = v end
 
---- A model whose next token a function gives.
----   vocab: "bytes", a list of pieces (ids 0, 1, ... in this order, then the 256 bytes, then `special`), or a model
----     (its vocabulary)
----   next: function(tokens) -> a token id, a table { [id] = logit, default = that of the rest }, or { row = all }
----   special, bos, eos, add_bos: names of its control tokens; window: a second KV group with that sliding window
----   name, template, ctx, kv, max_seqs ...: as in llm.load
----@param o table
----@return llmrun.Model
-function M.new(o)
-    local call = "llm.scripted"
-    options.check(call, o, known, 2)
-    if not o or not o.next then errors.raise(call, "next: a function(tokens) expected") end
+--- The core model of options vocab, next, ctx, window, special, bos, eos, add_bos; what runs its function, and its
+--- vocabulary.
+function M.core(call, o)
     local vocab, raw = o.vocab or "bytes", nil
     if type(vocab) == "string" then
         if vocab ~= "bytes" then errors.raise(call, "vocab: \"bytes\", a list of pieces or a model expected") end
@@ -121,6 +112,22 @@ function M.new(o)
         vocab = raw, next = o.next, ctx = o.ctx or 4096, window = o.window,
     }
     errors.check(call, core_model, script)
+    return core_model, script, vocab
+end
+
+--- A model whose next token a function gives.
+---   vocab: "bytes", a list of pieces (ids 0, 1, ... in this order, then the 256 bytes, then `special`), or a model
+---     (its vocabulary)
+---   next: function(tokens) -> a token id, a table { [id] = logit, default = that of the rest }, or { row = all }
+---   special, bos, eos, add_bos: names of its control tokens; window: a second KV group with that sliding window
+---   name, template, ctx, kv, max_seqs ...: as in llm.load
+---@param o table
+---@return llmrun.Model
+function M.new(o)
+    local call = "llm.scripted"
+    options.check(call, o, known, 2)
+    if not o or not o.next then errors.raise(call, "next: a function(tokens) expected") end
+    local core_model, script, vocab = M.core(call, o)
     return model.new(call, core_model, o, {
         name = o.name or "scripted", arch = "scripted", vocab = vocab, script = script,
         chat_template = chatml, default_kv_type = "f32",

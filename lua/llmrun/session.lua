@@ -13,6 +13,7 @@ local options = require "llmrun.options"
 local runner = require "llmrun.runner"
 local sampler = require "llmrun.sampler"
 local seeds = require "llmrun.seeds"
+local spec = require "llmrun.spec"
 
 local M = {}
 
@@ -140,7 +141,7 @@ end
 local gen_options = {
     max_tokens = "integer", stop = "string|table", stop_ids = "table", ignore_eos = "boolean", special = "boolean",
     logprobs = "boolean|integer", seed = "integer", priority = "integer", deadline = "number", tenant = "string",
-    tag = "integer|table", fault = "string|table",
+    tag = "integer|table", fault = "string|table", speculate = spec.type,
 }
 for k, v in pairs(sampler.options) do gen_options[k] = v end
 for k, v in pairs(constrain.options) do gen_options[k] = v end
@@ -167,12 +168,13 @@ local function start(self, call, o)
     local seed = o.seed or seeds.next()
     local stages = sampler.from_options(call, o, self.model)
     local matcher, constraint = constrain.from_options(call, o, self.model)
+    local drafts = spec.for_request(call, o.speculate, self, o.tenant)
     open_turn(self, call)
     if self.seq:len() == 0 then errors.raise(call, "nothing to go on from: the session is empty", "state") end
     local ok, op, err, code = pcall(self.model.runner.submit, self.model.runner, call, self.seq, {
         kind = "generate", stages = stages, seed = seed, max_tokens = o.max_tokens, stop = stop, stop_ids = o.stop_ids,
         ignore_eos = o.ignore_eos, special = o.special, n_top = n_top, priority = o.priority,
-        deadline = deadline, tenant = o.tenant, tag = o.tag,
+        deadline = deadline, tenant = o.tenant, tag = o.tag, speculate = drafts,
         matcher = matcher,
     })
     if not ok then
@@ -209,6 +211,7 @@ local function make_result(self, op, info)
         },
         timing = { queued = info.t_queued, total = info.t_end - info.t_arrival, preempted = info.n_preempted },
     }
+    r.speculation = spec.stats(info.speculation)
     if info.stop_string >= 0 then r.stop = op.stop[info.stop_string + 1] end
     if info.stop_token >= 0 then r.stop_token = info.stop_token end
     if info.t_first > 0 then

@@ -6,8 +6,9 @@
 typedef struct constrain {
     lr_matcher *m;
     bool force; /* cut what must come as the tokenizer does, and allow only that */
-    lr_forced forced;
-    bool masked; /* bits are those of the matcher's state, and allow so many tokens */
+    lr_forced forced, saved;
+    size_t tried; /* tokens accepted since it was saved */
+    bool masked;  /* bits are those of the matcher's state, and allow so many tokens */
     size_t n_allowed;
     size_t words;
     uint32_t bits[]; /* (words) of the model's vocabulary; beyond the matcher's words all 0 */
@@ -111,8 +112,23 @@ static int accept(void *user, int32_t token, lr_error *err)
     int rc = lr_matcher_accept(c->m, token, err);
     if (rc) return rc;
     c->masked = false;
+    c->tried++;
     lr_forced_took(&c->forced, lr_matcher_vocab(c->m), token);
     return lr_matcher_done(c->m);
+}
+
+/* What is accepted while this is on is only tried: it is as if it never was once this is off. */
+static int ahead(void *user, bool on, lr_error *err)
+{
+    constrain *c = user;
+    if (on) {
+        c->saved = c->forced;
+        c->tried = 0;
+        return 0;
+    }
+    c->forced = c->saved;
+    c->masked = false;
+    return c->tried ? lr_matcher_rollback(c->m, c->tried, err) : 0;
 }
 
 static void start(void *user, bool strip_space, bool force)
@@ -139,6 +155,9 @@ int lr_constraint_of_matcher(lr_constraint *out, lr_matcher *m, int n_vocab, lr_
     c->words = words;
     *out =
         (lr_constraint){.user = c, .mask = mask, .accept = accept, .start = start, .forced = forced, .free = destroy};
+    lr_grammar_info info;
+    lr_grammar_get_info(lr_matcher_grammar(m), &info);
+    if (info.n_holes == 0) out->ahead = ahead; /* a hole's function is asked about texts that are, only */
     return 0;
 }
 

@@ -1,5 +1,5 @@
 /* engine.c - making, sizing and freeing an engine; its lists; its consistency check. See engine.h. */
-#include "engine/engine_int.h"
+#include "engine/speculate_int.h"
 #include "base/dtype.h"
 #include "base/mem.h"
 #include <math.h>
@@ -236,6 +236,7 @@ void lr_engine_free(lr_engine *e)
     while (e->requests) lr_request__free_now(e->requests);
     while (e->seqs) lr_seq__free_now(e->seqs);
     lr_trace_close(e->trace, &err);
+    lr_spec__free_state(e);
     lr_kv_free(e->kv);
     lr_model_free(e->model);
     lr_free(e->waiting.at);
@@ -316,6 +317,12 @@ void lr_engine_get_info(const lr_engine *e, lr_engine_info *info)
     info->swapped = e->swapped;
     info->steps = e->metrics.steps;
     e->model->ops->memory(e->model, &info->mem_weights, &info->mem_kv, &info->mem_work);
+    if (!lr_engine_draft(e)) return;
+    size_t more[3];
+    lr_draft_memory(e->spec->draft, &more[0], &more[1], &more[2]);
+    info->mem_weights += more[0];
+    info->mem_kv += more[1];
+    info->mem_work += more[2];
 }
 
 double lr_engine__hook_begin(lr_engine *e) { return e->hook_depth++ == 0 ? lr_engine__now(e) : 0; }

@@ -17,6 +17,7 @@
 #include "kv/kv.h"
 #include "model/model.h"
 #include "sample/sample.h"
+#include "spec/spec.h"
 
 typedef struct lr_engine lr_engine;
 typedef struct lr_seq lr_seq;
@@ -182,6 +183,9 @@ typedef struct lr_constraint {
     /* 1 and the token that comes next whatever the logits say; 0: there is a choice; negative = error. Such tokens are
      * taken without a forward pass of their own. NULL = never. */
     int (*forced)(void *user, int32_t *token, lr_error *err);
+    /* Drafts: what is accepted after (true) is taken back by (false), so that they can be chosen among what is allowed.
+     * NULL: they are not. */
+    int (*ahead)(void *user, bool on, lr_error *err);
     void (*free)(void *user); /* with the request, or NULL */
 } lr_constraint;
 
@@ -199,10 +203,11 @@ typedef struct lr_req_params {
     int n_top;       /* GENERATE, SCORE: -1 = no log-probabilities; 0..64 = log-probability and that many best.
                         SCORE always gives the log-probability */
     int score_from;  /* SCORE: first position to score, 1 .. len - 1 */
-    const lr_constraint *constraint; /* GENERATE: NULL = none; copied; ownership of user as the sampler's */
-    int priority;                    /* larger is more urgent (priority policy) */
-    double deadline;                 /* seconds on the engine's clock; INFINITY = none (policies look at it) */
-    lr_str tenant;                   /* at most 63 bytes */
+    const struct lr_spec_params *spec; /* GENERATE: drafts, see speculate.h; NULL = none; copied */
+    const lr_constraint *constraint;   /* GENERATE: NULL = none; copied; ownership of user as the sampler's */
+    int priority;                      /* larger is more urgent (priority policy) */
+    double deadline;                   /* seconds on the engine's clock; INFINITY = none (policies look at it) */
+    lr_str tenant;                     /* at most 63 bytes */
     uint64_t tag;
     void *user;
     bool free_seq; /* the sequence goes with the request: freed when that ends (on failure of lr_request_new it
@@ -235,6 +240,7 @@ typedef struct lr_req_info {
     int n_pending;   /* tokens to be computed before the next logits */
     int n_preempted;
     double block_seconds; /* integral of blocks held over step time */
+    lr_spec_stats spec;   /* drafts */
     int32_t stop_token;   /* end token that finished it, -1; it is not appended to the sequence */
     int stop_string;      /* index of the stop string that finished it, -1 */
 } lr_req_info;

@@ -2,7 +2,7 @@
  *
  * seq.c sequences and idle ones giving way; request.c submission, end, events; step.c the step and the batch; sched.c
  * what a hook may do to a step and the built-in rule; output.c what becomes of a row of logits; metrics.c, trace.c,
- * snapshot.c.
+ * snapshot.c; speculate.c drafts.
  *
  * Lists. `waiting` and `running` are arrays in order of request id. During a step they keep their length: an entry
  * whose state no longer fits is skipped, requests that start are put into `started`; settle() at the step's end brings
@@ -22,6 +22,7 @@ struct lr_seq {
     int len, cap;
     lr_kv_table kv;
     lr_request *req;               /* active request */
+    lr_draft_slot *draft;          /* its KV in the draft model, NULL = none */
     lr_seq *prev, *next;           /* all sequences */
     lr_seq *idle_prev, *idle_next; /* those that hold blocks and do not run, longest idle first */
     bool is_idle, pinned, dead;    /* in that list; see lr_seq_pin; to be freed at the step's end */
@@ -35,7 +36,8 @@ struct lr_request {
     lr_req_info info;
     lr_engine *e;
     lr_sampler *sampler;
-    lr_constraint con; /* all NULL = none */
+    lr_constraint con;        /* all NULL = none */
+    struct lr_spec_req *spec; /* drafts (speculate_int.h), NULL = none */
     lr_stopset *stops;
     lr_stop stop;
     lr_detok detok;
@@ -114,6 +116,7 @@ struct lr_engine {
     char *scratch;          /* (LR_DETOK_CAP) */
     lr_metrics metrics;
     lr_trace *trace;
+    struct lr_spec_state *spec; /* speculate_int.h; NULL = nobody asked for drafts */
 };
 
 static inline bool lr_engine__active(const lr_request *r)
@@ -159,7 +162,8 @@ void lr_request__free_now(lr_request *);
 /* Room for one more record, for n more bytes of text. */
 int lr_request__more_recs(lr_request *, lr_error *err);
 int lr_request__more_text(lr_request *, size_t n, lr_error *err);
-int lr_request__cmp_ids(const void *a, const void *b); /* order of stop_ids */
+int lr_request__cmp_ids(const void *a, const void *b);   /* order of stop_ids */
+bool lr_request__is_end(const lr_request *, int32_t id); /* the token ends it */
 /* First position that has to be computed for the next logits wanted, and one past the last. */
 int lr_request__need_from(const lr_request *);
 int lr_request__end_pos(const lr_request *);

@@ -177,6 +177,13 @@ static void put_gauges(buf *b, const lr_engine *e, const char *label)
     put(b, "llmrun:kv_spill_in_total{%s} %llu\n", label, (unsigned long long)kv.spill_in);
 }
 
+static void put_places(buf *b, const char *label, const char *name, const char *help, const uint64_t *v)
+{
+    head(b, name, help, "counter");
+    for (int i = 0; i < LR_SPEC_POSITIONS; i++)
+        put(b, "llmrun:%s{%s,position=\"%d\"} %llu\n", name, label, i, (unsigned long long)v[i]);
+}
+
 int lr_engine_prometheus(const lr_engine *e, const char *model, char **text, size_t *n, lr_error *err)
 {
     char label[256];
@@ -189,6 +196,10 @@ int lr_engine_prometheus(const lr_engine *e, const char *model, char **text, siz
         put(&b, "llmrun:%s{%s} %llu\n", counters[i].name, label,
             (unsigned long long)*lr_metrics_counter(&e->metrics, i, &name));
     }
+    put_places(&b, label, "spec_decode_num_draft_tokens_per_pos_total", "Tokens of drafts, by place in the draft",
+               e->metrics.spec_tried_at);
+    put_places(&b, label, "spec_decode_num_accepted_tokens_per_pos_total",
+               "Tokens of drafts that were taken, by place in the draft", e->metrics.spec_accepted_at);
     uint64_t preempted = e->metrics.preempt_recompute + e->metrics.preempt_swap;
     head(&b, "num_preemptions_total", "Preemptions of either kind", "counter");
     put(&b, "llmrun:num_preemptions_total{%s} %llu\n", label, (unsigned long long)preempted);

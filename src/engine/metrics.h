@@ -22,6 +22,10 @@
     X(steps, "steps_total", "Steps that ran rows")                                                                     \
     X(idle_steps, "idle_steps_total", "Steps in which a policy left runnable work lying")                              \
     X(refused, "requests_refused_total", "Requests refused at admission")                                              \
+    X(spec_drafts, "spec_decode_num_drafts_total", "Drafts that were verified")                                        \
+    X(spec_drafted, "spec_decode_num_draft_tokens_total", "Tokens of drafts")                                          \
+    X(spec_accepted, "spec_decode_num_accepted_tokens_total", "Tokens of drafts that were taken")                      \
+    X(spec_failed, "spec_decode_failures_total", "Forward passes of the draft model that failed")                      \
     X(policy_refused, "policy_refusals_total", "Decisions of a policy that could not be honoured")                     \
     X(policy_failed, "policy_errors_total", "Hooks that failed, so that the default decided")
 
@@ -35,6 +39,9 @@
     X(step, "step_time_seconds", "One step", T)                                                                        \
     X(hook, "hook_time_seconds", "All policy hooks of one step", T)                                                    \
     X(batch, "iteration_tokens_total", "Rows of one step", B)                                                          \
+    X(spec_length, "spec_decode_accepted_length", "Tokens taken of one draft", N)                                      \
+    X(spec_draft, "spec_decode_draft_time_seconds", "Making the drafts of one step", T)                                \
+    X(spec_verify, "spec_decode_verify_time_seconds", "Forward pass of a step with drafts", T)                         \
     X(prompt, "request_prompt_tokens", "Prompt length of ended requests", N)                                           \
     X(generated, "request_generation_tokens", "Tokens drawn by ended requests", N)
 
@@ -50,7 +57,8 @@ typedef struct lr_metrics {
 #define X(field, name, help) uint64_t field;
     LR_COUNTER_LIST(X)
 #undef X
-    uint64_t finished[5]; /* by lr_finish */
+    uint64_t finished[5];                                                           /* by lr_finish */
+    uint64_t spec_tried_at[LR_SPEC_POSITIONS], spec_accepted_at[LR_SPEC_POSITIONS]; /* by place in the draft */
 #define X(field, name, help, kind) lr_hist field;
     LR_HIST_LIST(X)
 #undef X

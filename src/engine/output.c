@@ -1,6 +1,6 @@
 /* output.c - what becomes of a row of logits: a drawn token with its text, a view, or log-probabilities. See engine.h.
  */
-#include "engine/engine_int.h"
+#include "engine/speculate_int.h"
 #include "sample/row.h"
 #include <math.h>
 #include <stdlib.h>
@@ -66,7 +66,7 @@ static int add_rec(lr_request *r, int32_t id, float logprob, lr_error *err)
     return 0;
 }
 
-static bool is_end(const lr_request *r, int32_t id)
+bool lr_request__is_end(const lr_request *r, int32_t id)
 {
     if (r->n_stop_ids && bsearch(&id, r->stop_ids, r->n_stop_ids, sizeof id, lr_request__cmp_ids)) return true;
     return !r->ignore_eos && lr_vocab_is_eog(r->e->model->vocab, id);
@@ -99,7 +99,8 @@ static int append(lr_request *r, int32_t id, float logprob, lr_error *err)
     return put_text(r, r->e->scratch, n, err);
 }
 
-static int draw(lr_request *r, float *logits, int32_t *id, float *logprob, lr_error *err)
+/* place: of the draft whose logits these are, 0 if there is none. */
+static int draw(lr_request *r, int place, float *logits, int32_t *id, float *logprob, lr_error *err)
 {
     lr_seq *q = r->info.seq;
     size_t n_prompt = (size_t)r->info.n_prompt;
@@ -116,7 +117,7 @@ static int draw(lr_request *r, float *logits, int32_t *id, float *logprob, lr_er
     if (r->con.mask) rc = r->con.mask(r->con.user, &mask, err);
     if (rc < 0) return rc;
     *logprob = NAN;
-    return lr_sampler_draw(r->sampler, logits, mask, &ctx, r->n_top, id, logprob, top, err);
+    return lr_spec__draw(r, place, logits, mask, &ctx, id, logprob, top, err);
 }
 
 /* After a token that does not end the request by itself: does anything else end it? */
@@ -172,17 +173,18 @@ static int take_forced(lr_request *r, lr_finish *how, lr_error *err)
     return 0;
 }
 
-static int generate(lr_request *r, float *logits, int n, lr_error *err)
+/* One token behind n more computed ones, and those that must come behind it. */
+static int generate_one(lr_request *r, int place, float *logits, int n, lr_error *err)
 {
     int32_t id = 0;
     float logprob;
     lr_finish how = LR_FINISH_NONE;
     lr_seq *q = r->info.seq;
-    int rc = draw(r, logits, &id, &logprob, err);
+    int rc = draw(r, place, logits, &id, &logprob, err);
     if (rc) return rc;
     lr_kv_table_advance(r->e->kv, &q->kv, q->tokens, n);
     stamp(r);
-    if (is_end(r, id)) {
+    if (lr_request__is_end(r, id)) {
         r->info.stop_token = id;
         lr_request__end(r, LR_REQ_DONE, LR_FINISH_STOP);
         return 0;
@@ -192,6 +194,24 @@ static int generate(lr_request *r, float *logits, int n, lr_error *err)
     if (rc) return rc;
     if (how != LR_FINISH_NONE) lr_request__end(r, LR_REQ_DONE, how);
     return 0;
+}
+
+/* The next token, and more as long as what comes is the draft that was computed with it. */
+static int generate(lr_request *r, float *logits, int n, lr_error *err)
+{
+    lr_seq *q = r->info.seq;
+    int k = lr_spec__n(r), right = 0, rc;
+    for (;;) {
+        int len = q->len, before = right;
+        rc = generate_one(r, right, logits + (size_t)right * (size_t)r->e->model->n_vocab, n, err);
+        if (k == 0 || rc) break;
+        for (; len < q->len && right < k && q->tokens[len] == lr_spec__at(r, right); right++) len++;
+        n = right - before;
+        if (len < q->len || n == 0 || !lr_engine__active(r) || r->want_cancel) break;
+    }
+    if (k && rc == 0) lr_spec__verified(r, right, right < k && lr_engine__active(r) && !r->want_cancel);
+    if (k && lr_engine__active(r)) lr_kv_table_trim(r->e->kv, &q->kv);
+    return rc;
 }
 
 static int score(lr_request *r, const float *logits, int n, lr_error *err)

@@ -10,7 +10,7 @@
  */
 #ifndef LR_ENGINE_POLICY_H
 #define LR_ENGINE_POLICY_H
-#include "engine/engine.h"
+#include "engine/speculate.h"
 
 typedef struct lr_step lr_step; /* one step being put together; valid inside a hook only */
 
@@ -27,6 +27,9 @@ typedef struct lr_policy {
     int (*preempt)(void *user, lr_step *step, lr_request *req, int group, int need);
     /* Score of a cached leaf: the lowest goes first. NaN or NULL: least recently used. */
     double (*evict)(void *user, const lr_kv_leaf *leaf);
+    /* The draft that a request is about to get, as its own options want it: change it, and return 0. Asked for requests
+     * that speculate (their method may be LR_SPEC_OFF). */
+    int (*draft)(void *user, lr_request *req, lr_spec_choice *choice);
     /* A token was drawn: 1 = finish the request ("stop") after it. Default 0. */
     int (*token)(void *user, lr_request *req, int32_t token);
     /* The request has ended, however. */

@@ -1,5 +1,5 @@
 /* request.c - requests: checks at submission, events, the end, what a caller may read. See engine.h. */
-#include "engine/engine_int.h"
+#include "engine/speculate_int.h"
 #include "base/mem.h"
 #include <math.h>
 #include <stdio.h>
@@ -186,6 +186,7 @@ static int fill(lr_request *r, lr_seq *s, const lr_req_params *p, lr_error *err)
 /* Frees everything; the sampler and constraint only if they are the request's. */
 static void destroy(lr_request *r)
 {
+    lr_spec__free(r);
     if (r->con.free) r->con.free(r->con.user);
     lr_sampler_free(r->sampler);
     lr_stopset_unref(r->stops);
@@ -236,6 +237,7 @@ int lr_request_new(lr_engine *e, lr_seq *s, const lr_req_params *p, lr_request *
         rc = lr_fail(err, LR_ENOMEM, "no memory for a queue of %d requests", e->n_requests + 1);
     }
     if (!rc) rc = fill(r, s, p, err);
+    if (!rc && p->spec && p->kind == LR_REQ_GENERATE) rc = lr_spec__begin(r, p->spec, err);
     if (rc) goto fail;
     r->info.id = e->next_req + 1;
     r->info.t_arrival = r->t_wait = lr_engine__now(e);
@@ -248,6 +250,8 @@ int lr_request_new(lr_engine *e, lr_seq *s, const lr_req_params *p, lr_request *
     bool force = p->kind == LR_REQ_GENERATE && lr_sampler_takes_any(r->sampler);
     r->force = force && r->con.forced && r->n_top < 0; /* who wants log-probabilities needs each row */
     if (r->con.start) r->con.start(r->con.user, r->detok.strip, force);
+    if (r->spec) r->spec->p.user = p->spec->user;
+    if (r->spec) r->spec->p.free = p->spec->free;
     r->next = e->requests;
     if (e->requests) e->requests->prev = r;
     e->requests = r;
@@ -353,6 +357,7 @@ void lr_request__end(lr_request *r, lr_req_state state, lr_finish how)
     r->granted = 0;
     e->n_requests--;
     lr_kv_set_time(e->kv, i->t_end);
+    lr_spec__end(r);
     release_seq(e, r);
     count_end(e, r);
     trace_end(e, r);

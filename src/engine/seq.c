@@ -87,6 +87,7 @@ void lr_seq__free_now(lr_seq *s)
     s->pinned = false;
     lr_seq__repin(s);
     lr_seq__swap_drop(s);
+    lr_draft_close(s->draft);
     lr_kv_table_deinit(e->kv, &s->kv);
     *(s->prev ? &s->prev->next : &e->seqs) = s->next;
     if (s->next) s->next->prev = s->prev;
@@ -139,6 +140,7 @@ int lr_seq_fork(lr_seq *s, lr_seq **out, lr_error *err)
     }
     if (s->len) memcpy(f->tokens, s->tokens, (size_t)s->len * sizeof *f->tokens);
     f->len = s->len;
+    if (s->draft && lr_draft_fork(s->draft, &f->draft, err)) f->draft = NULL; /* computed again when it is wanted */
     lr_seq__rest(f);
     *out = f;
     return 0;

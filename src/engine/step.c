@@ -1,5 +1,5 @@
 /* step.c - one step: schedule, batch, forward pass, results, and bringing the lists up to date. See engine.h. */
-#include "engine/engine_int.h"
+#include "engine/speculate_int.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -9,20 +9,20 @@ static void add_to_batch(lr_engine *e, lr_batch *b, lr_request *r)
 {
     lr_seq *q = r->info.seq;
     lr_batch_seq *s = &e->batch[b->n_seqs];
-    int from = lr_request__need_from(r), pos = q->kv.computed;
-    *s = (lr_batch_seq){.row = b->n_rows, .n = r->granted, .pos = pos};
+    int from = lr_request__need_from(r), pos = q->kv.computed, n = r->granted + lr_spec__n(r);
+    *s = (lr_batch_seq){.row = b->n_rows, .n = n, .pos = pos};
     for (int g = 0; g < e->model->n_groups; g++) s->table[g] = q->kv.block[g];
-    memcpy(e->rows + b->n_rows, q->tokens + pos, (size_t)r->granted * sizeof *e->rows);
+    memcpy(e->rows + b->n_rows, q->tokens + pos, (size_t)n * sizeof *e->rows); /* drafts lie behind the tokens */
     r->out = b->n_out;
     r->n_out = 0;
     if (r->info.kind == LR_REQ_LOGITS) b->hidden = e->hidden;
-    for (int i = 0; i < r->granted; i++) {
+    for (int i = 0; i < n; i++) {
         if (pos + i < from) continue;
         e->out_rows[b->n_out++] = b->n_rows + i;
         r->n_out++;
     }
     e->batch_req[b->n_seqs++] = r;
-    b->n_rows += r->granted;
+    b->n_rows += n;
 }
 
 static void make_batch(lr_engine *e, lr_batch *b)
@@ -47,8 +47,8 @@ static void take_results(lr_engine *e, const lr_batch *b)
         lr_seq *q = r->info.seq;
         int n = r->granted;
         r->granted = 0;
-        r->info.n_computed += n;
-        e->metrics.computed_tokens += (uint64_t)n;
+        r->info.n_computed += n + lr_spec__n(r);
+        e->metrics.computed_tokens += (uint64_t)(n + lr_spec__n(r));
         if (r->n_out == 0) {
             lr_kv_table_advance(e->kv, &q->kv, q->tokens, n);
         } else {
@@ -163,12 +163,14 @@ int lr_engine_step(lr_engine *e, lr_error *err)
     lr_kv_set_time(e->kv, t0);
     lr_step__begin(e);
     lr_step__schedule(e);
+    lr_spec__plan(e);
     tf = t1 = lr_engine__now(e);
     make_batch(e, &b);
     if (b.n_rows > 0) {
         rc = e->model->ops->forward(e->model, &b, &why);
         t1 = lr_engine__now(e);
         lr_kv_set_time(e->kv, t1);
+        lr_spec__saw_forward(e, &b, t1 - tf);
         if (rc) {
             fail_batch(e, &b, &why);
         } else {

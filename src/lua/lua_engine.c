@@ -4,6 +4,7 @@
  * engine kills their handles: each call checks.
  */
 #include "lua/lua_engine_int.h"
+#include "lua/lua_spec_int.h"
 #include "base/dtype.h"
 #include "base/mem.h"
 #include "engine/metrics.h"
@@ -188,6 +189,15 @@ static int engine_metrics(lua_State *L)
         push_hist(L, m, h);
         lua_setfield(L, -2, name);
     }
+    lr_spec_stats s = {.drafts = m->spec_drafts,
+                       .drafted = m->spec_drafted,
+                       .accepted = m->spec_accepted,
+                       .draft_time = m->spec_draft.sum,
+                       .verify_time = m->spec_verify.sum};
+    memcpy(s.tried_at, m->spec_tried_at, sizeof s.tried_at);
+    memcpy(s.accepted_at, m->spec_accepted_at, sizeof s.accepted_at);
+    lr_lua_push_spec_stats(L, &s);
+    lua_setfield(L, -2, "speculation");
     lua_createtable(L, 0, 4);
     for (int f = LR_FINISH_STOP; f <= LR_FINISH_ERROR; f++) set_int(L, lr_finish_name(f), (lua_Integer)m->finished[f]);
     lua_setfield(L, -2, "finished");
@@ -313,7 +323,7 @@ static int core_engine_new(lua_State *L)
         lua_pushliteral(L, "invalid");
         return 3;
     }
-    lr_engine_ud *u = lua_newuserdatauv(L, sizeof *u, 2);
+    lr_engine_ud *u = lua_newuserdatauv(L, sizeof *u, 3);
     *u = (lr_engine_ud){0};
     luaL_setmetatable(L, LR_LUA_ENGINE);
     lua_pushvalue(L, 1);
@@ -548,6 +558,8 @@ void lr_lua_open_engine(lua_State *L)
                                               {"restore", engine_restore},
                                               {"request", lr_lua_engine_request},
                                               {"set_policy", lr_lua_engine_set_policy},
+                                              {"set_draft", lr_lua_engine_set_draft},
+                                              {"pace", lr_lua_engine_pace},
                                               {"close", engine_close},
                                               {NULL, NULL}};
     static const luaL_Reg seq_methods[] = {{"fork", seq_fork}, {"append", seq_append},   {"truncate", seq_truncate},

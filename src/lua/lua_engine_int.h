@@ -11,7 +11,7 @@
 
 struct lr_lua_policy;
 
-/* User values: 1 the model's userdata, 2 the policy's. */
+/* User values: 1 the model's userdata, 2 the policy's, 3 the draft model's. */
 typedef struct lr_engine_ud {
     lr_engine *e;                 /* NULL = closed */
     uint64_t stamp;               /* grows when a step begins and at the close: logits of before are gone */

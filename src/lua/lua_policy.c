@@ -6,13 +6,14 @@
  * that the policy does not have is not registered with the engine, finish excepted, which ends the requests' userdata.
  */
 #include "lua/lua_policy_int.h"
+#include "lua/lua_spec_int.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #define POLICY "llmrun.policy"
 
-const char *const lr_lua_hook_names[N_HOOKS] = {"admit", "schedule", "preempt", "evict", "token", "finish"};
+const char *const lr_lua_hook_names[N_HOOKS] = {"admit", "schedule", "preempt", "evict", "token", "finish", "draft"};
 static const char envs_key; /* registry: policy -> env, weak values */
 
 /* One call of a hook: what goes in, what comes out. */
@@ -25,6 +26,7 @@ typedef struct hook_call {
     int result;
     double score;
     lr_error *why; /* admit: the text of a refusal */
+    lr_spec_choice *draft;
 } hook_call;
 
 void lr_policy_push_env(lua_State *L, const lr_lua_policy *p)
@@ -93,6 +95,11 @@ static int run_hook(lua_State *L)
         lr_policy_push_request(L, p, 2, c->req);
         lua_pushinteger(L, c->token);
         break;
+    case HOOK_DRAFT:
+        lr_policy_push_request(L, p, 2, c->req);
+        lua_createtable(L, 0, 4);
+        lr_lua_set_draft(L, c->draft);
+        break;
     default:
         lr_policy_push_request(L, p, 2, c->req);
     }
@@ -100,6 +107,7 @@ static int run_hook(lua_State *L)
     if (c->hook == HOOK_ADMIT) read_admit(L, c);
     if (c->hook == HOOK_PREEMPT) read_preempt(L, c);
     if (c->hook == HOOK_EVICT) read_evict(L, c);
+    if (c->hook == HOOK_DRAFT) lr_lua_read_draft(L, lua_gettop(L) - 1, c->draft);
     if (c->hook == HOOK_TOKEN) c->result = lua_toboolean(L, -2);
     return 0;
 }
@@ -229,6 +237,14 @@ static int on_token(void *user, lr_request *req, int32_t token)
     return enter(&c, NULL) ? -1 : c.result;
 }
 
+static int on_draft(void *user, lr_request *req, lr_spec_choice *choice)
+{
+    lr_lua_policy *p = user;
+    if (p->set_aside) return 0;
+    hook_call c = {.p = p, .hook = HOOK_DRAFT, .req = req, .draft = choice};
+    return enter(&c, NULL) ? -1 : 0;
+}
+
 static void on_finish(void *user, lr_request *req)
 {
     lr_lua_policy *p = user;
@@ -294,6 +310,7 @@ static int install(lua_State *L, lr_engine_ud *u, lr_lua_policy *p)
     if (p->hook[HOOK_PREEMPT].there) hooks.preempt = on_preempt;
     if (p->hook[HOOK_EVICT].there) hooks.evict = on_evict;
     if (p->hook[HOOK_TOKEN].there) hooks.token = on_token;
+    if (p->hook[HOOK_DRAFT].there) hooks.draft = on_draft;
     if (lr_engine_set_policy(u->e, &hooks, &err)) return lr_lua_fail(L, &err);
     u->policy = p;
     lua_setiuservalue(L, 1, 2); /* the policy's userdata */

@@ -10,7 +10,7 @@
 #include "engine/policy.h"
 #include "lua/lua_engine_int.h"
 
-enum { HOOK_ADMIT, HOOK_SCHEDULE, HOOK_PREEMPT, HOOK_EVICT, HOOK_TOKEN, HOOK_FINISH, N_HOOKS };
+enum { HOOK_ADMIT, HOOK_SCHEDULE, HOOK_PREEMPT, HOOK_EVICT, HOOK_TOKEN, HOOK_FINISH, HOOK_DRAFT, N_HOOKS };
 extern const char *const lr_lua_hook_names[N_HOOKS];
 
 /* Places in the env. */

@@ -2,6 +2,7 @@
 #include "engine/constrain.h"
 #include "lua/lua_engine_int.h"
 #include "lua/lua_grammar_int.h"
+#include "lua/lua_spec_int.h"
 #include <math.h>
 #include <string.h>
 
@@ -68,8 +69,8 @@ static int make_constraint(lua_State *L, int idx, lr_model *model, lr_constraint
 }
 
 /* e:request(seq, { kind = "generate" | "logits" | "score", key = integer, stages = {...}, seed = n, max_tokens, stop,
- * stop_ids, ignore_eos, special, n_top, score_from, priority, deadline, tenant, tag, matcher (or pieces) }) -> request;
- * nil, text, code. key is what next_event gives. */
+ * stop_ids, ignore_eos, special, n_top, score_from, priority, deadline, tenant, tag, matcher (or pieces), speculate })
+ * -> request; nil, text, code. key is what next_event gives. */
 int lr_lua_engine_request(lua_State *L)
 {
     static const char *const kinds[] = {"generate", "logits", "score", NULL};
@@ -91,6 +92,12 @@ int lr_lua_engine_request(lua_State *L)
     lua_pushvalue(L, 2);
     lua_setiuservalue(L, self, 2);
     lr_lua_keep_tag(L, 3, "tag", self, 3);
+    lr_spec_params spec;
+    void **drafter = NULL;
+    if (p.kind == LR_REQ_GENERATE && lua_getfield(L, 3, "speculate") != LUA_TNIL) {
+        drafter = lr_lua_read_spec(L, lua_gettop(L), &spec);
+        p.spec = &spec;
+    }
     lr_error err;
     lr_constraint con;
     int rc = 0, held = 0;
@@ -110,6 +117,7 @@ int lr_lua_engine_request(lua_State *L)
         if (p.constraint) con.free(con.user);
         return lr_lua_fail(L, &err);
     }
+    if (drafter) *drafter = NULL;
     lua_settop(L, self);
     return 1;
 }
@@ -164,6 +172,10 @@ static int request_info(lua_State *L)
     set_int(L, "priority", in->priority);
     set_int(L, "stop_token", in->stop_token);
     set_int(L, "stop_string", in->stop_string);
+    if (in->spec.drafts) {
+        lr_lua_push_spec_stats(L, &in->spec);
+        lua_setfield(L, -2, "speculation");
+    }
     return 1;
 }
 

@@ -100,6 +100,21 @@ int lr_sampler_draw(lr_sampler *, float *logits, const uint32_t *mask, const lr_
 int lr_sampler_probs(lr_sampler *, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int32_t *ids,
                      float *p, size_t cap, size_t *n, lr_error *err);
 
+/* ---- drafts: see engine/speculate.h ---- */
+
+/* A copy without what only the real draw may run: callbacks, and stages that learn. For choosing drafts. */
+int lr_sampler_copy_plain(lr_sampler **out, const lr_sampler *, lr_error *err);
+/* Draws from the best `cap` (<= 1024) tokens of the chain's distribution alone, and gives what it drew from: ids, q
+ * (n), best first. The random number is not that of lr_sampler_draw. */
+int lr_sampler_draft(lr_sampler *, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int cap, int32_t *ids,
+                     float *q, int *n, int32_t *token, lr_error *err);
+/* As lr_sampler_draw, for a place that has a draft, drawn from q (n) over ids: takes it with probability min(1, p/q),
+ * else draws from max(0, p - q). *token == draft says that it was taken; it is distributed as p, whatever q is
+ * (arXiv:2211.17192). */
+int lr_sampler_judge(lr_sampler *, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int32_t draft,
+                     const int32_t *ids, const float *q, int n, int n_top, int32_t *token, float *logprob, lr_top *top,
+                     lr_error *err);
+
 /* A uniform number in [0, 1) from (seed, position, stream): a counter-based hash. */
 double lr_sample_uniform(uint64_t seed, uint64_t position, uint32_t stream);
 

@@ -323,25 +323,33 @@ static void fill_top(const lr_scratch *w, int n_vocab, float lse, int n_top, lr_
     for (int i = 0; i < n_top; i++) top[i] = i < n ? (lr_top){ids[i], w->top[i] - lse} : (lr_top){-1, -INFINITY};
 }
 
-int lr_sampler_draw(lr_sampler *s, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int n_top,
-                    int32_t *token, float *logprob, lr_top *top, lr_error *err)
+/* The row as the chain leaves it, after its log-probabilities were noted if they are wanted (*lse: of the raw row). */
+static int prepare(lr_sampler *s, lr_logits *l, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx,
+                   int n_top, float *lse, lr_top *top, lr_error *err)
 {
     lr_scratch *w = &scratch;
-    lr_logits l;
-    float lse = 0;
+    *lse = 0;
     if (n_top > MAX_TOP)
         return lr_fail(err, LR_EINVAL, "%d log-probabilities a token; %d are the most", n_top, MAX_TOP);
     if (n_top >= 0) {
         memcpy(w->raw, logits, (size_t)s->n_vocab * sizeof *logits);
-        lse = w->k->logsumexp(logits, s->n_vocab);
-        fill_top(w, s->n_vocab, lse, n_top, top);
+        *lse = w->k->logsumexp(logits, s->n_vocab);
+        fill_top(w, s->n_vocab, *lse, n_top, top);
     }
-    int rc = run_chain(s, &l, logits, mask, ctx, err);
+    return run_chain(s, l, logits, mask, ctx, err);
+}
+
+int lr_sampler_draw(lr_sampler *s, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int n_top,
+                    int32_t *token, float *logprob, lr_top *top, lr_error *err)
+{
+    lr_logits l;
+    float lse;
+    int rc = prepare(s, &l, logits, mask, ctx, n_top, &lse, top, err);
     if (rc) return rc;
     double u = lr_sample_uniform(s->seed, ctx->position, 0);
-    *token = l.n_cand < 0 ? draw_dense(&l, w, u) : draw_candidate(&l, u);
+    *token = l.n_cand < 0 ? draw_dense(&l, &scratch, u) : draw_candidate(&l, u);
     learn(s, &l, *token);
-    if (n_top >= 0) *logprob = w->raw[*token] - lse;
+    if (n_top >= 0) *logprob = scratch.raw[*token] - lse;
     return 0;
 }
 
@@ -359,5 +367,97 @@ int lr_sampler_probs(lr_sampler *s, float *logits, const uint32_t *mask, const l
         ids[i] = l.cand_id[i];
         p[i] = (float)(exp((double)l.cand[i] - (double)l.cand[0]) / sum);
     }
+    return 0;
+}
+
+/* ---- drafts ---- */
+
+enum { STREAM_DRAFT = 0x5bec0, STREAM_JUDGE, STREAM_REST };
+
+int lr_sampler_copy_plain(lr_sampler **out, const lr_sampler *s, lr_error *err)
+{
+    lr_stage plain[MAX_STAGES];
+    size_t n = 0;
+    for (int i = 0; i < s->n_stages; i++)
+        if (s->stages[i].kind != LR_STAGE_CALLBACK && !lr_stage_learns(&s->stages[i])) plain[n++] = s->stages[i];
+    return build(out, plain, n, s->seed, s->n_vocab, true, err);
+}
+
+int lr_sampler_draft(lr_sampler *s, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int cap,
+                     int32_t *ids, float *q, int *n, int32_t *token, lr_error *err)
+{
+    lr_logits l;
+    int rc = run_chain(s, &l, logits, mask, ctx, err);
+    if (rc) return rc;
+    lr_stage_top_k(cap, &l, &scratch);
+    if (l.n_cand < 0) lr_stage_narrow(&l, &scratch, -INFINITY); /* the vocabulary is that small */
+    double sum = 0, at = 0, u = lr_sample_uniform(s->seed, ctx->position, STREAM_DRAFT);
+    for (int i = 0; i < l.n_cand; i++) sum += exp((double)l.cand[i] - (double)l.cand[0]);
+    *n = l.n_cand;
+    *token = l.cand_id[0];
+    bool found = false;
+    for (int i = 0; i < l.n_cand; i++) {
+        ids[i] = l.cand_id[i];
+        q[i] = (float)(exp((double)l.cand[i] - (double)l.cand[0]) / sum);
+        at += (double)q[i];
+        if (!found && q[i] > 0) *token = ids[i];
+        found = found || at > u;
+    }
+    return 0;
+}
+
+static double draft_chance(const int32_t *ids, const float *q, int n, int32_t token)
+{
+    for (int i = 0; i < n; i++)
+        if (ids[i] == token) return (double)q[i];
+    return 0;
+}
+
+/* Draws from max(0, p - q), p being the row; the draft itself if nothing is left of it, which rounding may bring. */
+static int32_t draw_rest(lr_logits *l, double lse, int32_t draft, const int32_t *ids, const float *q, int n, double u)
+{
+    int m = l->n_cand < 0 ? l->n_vocab : l->n_cand;
+    const float *x = l->n_cand < 0 ? l->x : l->cand;
+    lr_scratch *w = &scratch;
+    lr_stage_unmark(w);
+    for (int i = 0; i < n; i++) { /* where a token is in q */
+        w->mark[ids[i]] = w->epoch;
+        w->count[ids[i]] = i;
+    }
+    double sum = 0, at = 0;
+    for (int pass = 0; pass < 2; pass++) {
+        for (int i = 0; i < m; i++) {
+            int32_t id = l->n_cand < 0 ? i : l->cand_id[i];
+            double p = x[i] > -INFINITY ? exp((double)x[i] - lse) : 0;
+            if (w->mark[id] == w->epoch) p -= (double)q[w->count[id]];
+            if (!(p > 0)) continue;
+            if (pass == 0) {
+                sum += p;
+                continue;
+            }
+            draft = id;
+            at += p;
+            if (at > u * sum) return draft;
+        }
+    }
+    return draft;
+}
+
+int lr_sampler_judge(lr_sampler *s, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int32_t draft,
+                     const int32_t *ids, const float *q, int n, int n_top, int32_t *token, float *logprob, lr_top *top,
+                     lr_error *err)
+{
+    lr_logits l;
+    float lse;
+    int rc = prepare(s, &l, logits, mask, ctx, n_top, &lse, top, err);
+    if (rc) return rc;
+    double all = lr_stage_lse(&l, &scratch);
+    const float *x = lr_stage_slot(&l, draft);
+    double p = x && *x > -INFINITY ? exp((double)*x - all) : 0;
+    *token = draft;
+    if (!(lr_sample_uniform(s->seed, ctx->position, STREAM_JUDGE) * draft_chance(ids, q, n, draft) < p))
+        *token = draw_rest(&l, all, draft, ids, q, n, lr_sample_uniform(s->seed, ctx->position, STREAM_REST));
+    learn(s, &l, *token);
+    if (n_top >= 0) *logprob = scratch.raw[*token] - lse;
     return 0;
 }

@@ -1,0 +1,139 @@
+--- Speculation: what `speculate` may say in llm.load, llm.scripted, gen and stream.
+---
+---   speculate = "ngram"                          a method: "ngram", "suffix", "draft", or "off" (false)
+---   speculate = function(ctx) ... end            drafts in Lua, see below
+---   speculate = { method = "suffix", k = 12, scope = "tenant" }
+---
+--- Fields: method; k, the most tokens of a draft (16; 8 for a draft model); fixed = true: always k, paying or not;
+--- min_match (2), max_match (8): tokens that must have stood before, ngram's longest; scope, what suffix keeps:
+--- "request", "session" (default) or "tenant"; accept = "distribution" (see engine/speculate.h); fn: a function. In
+--- llm.load also draft: the draft model, a name or file, or { model =, kv = { blocks = n } }.
+---
+--- A function is asked in each step, inside of it (it can't wait): f(ctx). ctx has most (tokens that there is room
+--- for), batch (requests that generate), acceptance (of late, per token), method, n_prompt, n_generated, last, and
+--- ctx:tokens(n, all), ctx:cost(rows). It returns nothing (as the options say), false, how many tokens, a method, both
+--- (`4, "ngram"`), or the tokens themselves.
+
+local core = require "llmrun.core"
+local errors = require "llmrun.errors"
+local options = require "llmrun.options"
+
+local M = {}
+
+--- For tables of options.
+M.type = "boolean|string|table|function"
+
+local fields = {
+    method = "string", k = "integer", fixed = "boolean", min_match = "integer", max_match = "integer", scope = "string",
+    accept = "string", fn = "function",
+}
+local model_fields = { draft = "string|table" }
+for k, v in pairs(fields) do model_fields[k] = v end
+
+local methods = { ngram = true, suffix = true, draft = true, off = true }
+local scopes = { request = true, session = true, tenant = true }
+
+--- The option as a table with a method; nil if it is nil.
+local function normal(call, what, known)
+    if what == nil then return nil end
+    if what == false then return { method = "off" } end
+    if what == true then errors.raise(call, "speculate: a method, a function or a table expected, got true") end
+    if type(what) == "string" then what = { method = what } end
+    if type(what) == "function" then what = { fn = what } end
+    options.check(call .. ": speculate", what, known, 4)
+    if what.method and not methods[what.method] then
+        errors.raise(call, ("speculate: method '%s' is none of ngram, suffix, draft, off"):format(what.method))
+    elseif what.scope and not scopes[what.scope] then
+        errors.raise(call, ("speculate: scope '%s' is none of request, session, tenant"):format(what.scope))
+    elseif what.accept and what.accept ~= "same" and what.accept ~= "distribution" then
+        errors.raise(call, ("speculate: accept '%s' is none of same, distribution"):format(what.accept))
+    end
+    return what
+end
+
+local function open_draft(call, draft, o, model)
+    if type(draft) == "table" and draft.next then
+        return (require("llmrun.scripted").core(call,
+            { vocab = draft.vocab or model, next = draft.next, ctx = draft.ctx or o.ctx }))
+    end
+    local name = draft
+    if type(draft) == "table" then
+        options.check(call .. ": speculate.draft", draft, { model = "string", kv = "table", threads = "integer" }, 4)
+        name = draft.model
+    end
+    if type(name) ~= "string" then errors.raise(call, "speculate.draft: a model's name or file expected") end
+    local path = errors.check(call, require("llmrun.catalog").find(name))
+    return (errors.check(call, require("llmrun.loader").open(path, {
+        device = o.device, isa = o.isa, compute = o.compute,
+        threads = type(draft) == "table" and draft.threads or o.threads,
+    })))
+end
+
+--- Keeps a model's `speculate` for its requests, and gives its engine the draft model.
+---@param call string
+---@param model llmrun.Model
+---@param o table options of llm.load or llm.scripted
+function M.for_model(call, model, o)
+    local s = normal(call, o.speculate, model_fields)
+    if not s then return end
+    model.speculate = s
+    if not s.draft then
+        if s.method == "draft" then errors.raise(call, "speculate: method \"draft\" needs draft = a model") end
+        return
+    end
+    s.method = s.method or "draft"
+    local kv = type(s.draft) == "table" and s.draft.kv or {}
+    local draft = open_draft(call, s.draft, o, model)
+    errors.check(call, model.engine:set_draft(draft, { kv_blocks = kv.blocks, context = o.ctx }))
+end
+
+local function memory(self, s, tenant)
+    local scope = s.scope or "session"
+    if s.method ~= "suffix" and not s.fn or scope == "request" then return nil end
+    if scope == "session" then
+        self.memory = self.memory or core.suffix_new()
+        return self.memory
+    end
+    local all = self.model.memories or {}
+    self.model.memories = all
+    tenant = tenant or ""
+    all[tenant] = all[tenant] or core.suffix_new()
+    return all[tenant]
+end
+
+--- What a request of a session gets (see lua_spec.c), or nil.
+---@param call string
+---@param what any the option of the call
+---@param self llmrun.Session
+---@param tenant? string
+function M.for_request(call, what, self, tenant)
+    local base = self.model.speculate
+    local s = normal(call, what, fields) or base
+    if not s then return nil end
+    local method = s.method or (base and base.method) or (s.fn and "off") or "ngram"
+    if method == "off" and not s.fn then return nil end
+    return {
+        method = method, k = s.k or (base and base.method == method and base.k) or nil, fixed = s.fixed,
+        min_match = s.min_match, max_match = s.max_match, accept = s.accept or (base and base.accept),
+        memory = memory(self, { method = method, scope = s.scope or (base and base.scope), fn = s.fn }, tenant),
+        fn = s.fn,
+    }
+end
+
+--- Adds what can be computed from the counts of drafts: acceptance (of a token looked at), length (tokens taken of a
+--- draft), at (acceptance by place).
+function M.stats(s)
+    if not s then return nil end
+    s.acceptance = s.drafted > 0 and s.accepted / s.drafted or 0
+    s.length = s.drafts > 0 and s.accepted / s.drafts or 0
+    s.at = {}
+    for i, n in ipairs(s.tried_at) do s.at[i] = s.accepted_at[i] / n end
+    return s
+end
+
+--- A memory of texts for drafters: add(ids), propose(ids, k, min) -> what followed the longest end of ids in it, and
+--- that end's length; len().
+---@param max_tokens? integer
+function M.memory(max_tokens) return core.suffix_new(max_tokens) end
+
+return M

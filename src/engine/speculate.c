@@ -1,0 +1,456 @@
+/* speculate.c - making drafts and judging them: see speculate.h. */
+#include "engine/speculate_int.h"
+#include "base/mem.h"
+#include "sample/row.h"
+#include <math.h>
+#include <string.h>
+
+enum { K_FREE = 16, K_MODEL = 8, OWN_MAX = 1 << 20, CATCH_UP = 256 };
+
+lr_spec_params lr_spec_defaults(lr_spec_method m)
+{
+    return (lr_spec_params){.method = m, .min_match = 2, .max_match = 8};
+}
+
+/* ---- making ---- */
+
+static int make_state(lr_engine *e, lr_error *err)
+{
+    if (e->spec) return 0;
+    size_t n = (size_t)e->cfg.max_seqs;
+    struct lr_spec_state *s = lr_calloc(1, sizeof *s);
+    if (!s) return lr_fail(err, LR_ENOMEM, "no memory for drafts");
+    s->items = lr_calloc(n, sizeof *s->items);
+    s->open = lr_calloc(n, sizeof *s->open);
+    s->jobs = lr_calloc(n, sizeof *s->jobs);
+    s->job_req = lr_calloc(n, sizeof(lr_request *));
+    e->spec = s;
+    if (s->items && s->open && s->jobs && s->job_req) return 0;
+    lr_spec__free_state(e);
+    return lr_fail(err, LR_ENOMEM, "no memory for drafts of %d requests", e->cfg.max_seqs);
+}
+
+void lr_spec__free_state(lr_engine *e)
+{
+    struct lr_spec_state *s = e->spec;
+    if (!s) return;
+    lr_draft_free(s->draft);
+    lr_free(s->items);
+    lr_free(s->open);
+    lr_free(s->jobs);
+    lr_free(s->job_req);
+    lr_free(s->row);
+    lr_free(s);
+    e->spec = NULL;
+}
+
+int lr_engine_set_draft(lr_engine *e, lr_model *m, const lr_draft_config *cfg, lr_error *err)
+{
+    lr_draft_config c = cfg ? *cfg : (lr_draft_config){0};
+    int rc = lr_engine__not_in_step(e, err);
+    if (!rc) rc = make_state(e, err);
+    if (rc) return rc;
+    if (e->spec->draft) return lr_fail(err, LR_ESTATE, "there is a draft model already");
+    rc = lr_spec_check_vocab(e->model, m, &c.common, err);
+    if (rc) return rc;
+    if (c.block_size == 0) c.block_size = e->cfg.block_size;
+    if (c.kv_type == 0) c.kv_type = e->cfg.kv_type;
+    if (c.max_rows == 0) c.max_rows = e->cfg.max_batch_tokens > 64 ? e->cfg.max_batch_tokens : 64;
+    if (c.max_seqs == 0) c.max_seqs = e->cfg.max_seqs;
+    if (c.context == 0) c.context = e->context;
+    if (c.kv_blocks == 0 && c.block_size == e->cfg.block_size) c.kv_blocks = e->cfg.kv_blocks[0] + 1;
+    if (!e->spec->row) {
+        e->spec->row = lr_calloc((size_t)e->model->n_vocab, sizeof *e->spec->row);
+        if (!e->spec->row) return lr_fail(err, LR_ENOMEM, "no memory for a row of logits");
+    }
+    return lr_draft_new(&e->spec->draft, m, &c, err);
+}
+
+const lr_model *lr_engine_draft(const lr_engine *e)
+{
+    return e->spec && e->spec->draft ? lr_draft_model(e->spec->draft) : NULL;
+}
+
+void lr_engine_pace(const lr_engine *e, int rows, double *step, double *pass)
+{
+    *step = e->spec ? lr_pace_step_time(&e->spec->pace, rows) : 0;
+    *pass = e->spec && e->spec->draft ? lr_pace_pass_time(&e->spec->pace, rows) : 0;
+}
+
+int lr_spec__begin(lr_request *r, const lr_spec_params *p, lr_error *err)
+{
+    lr_engine *e = r->e;
+    if (p->k < 0 || p->k > LR_SPEC_MAX)
+        return lr_fail(err, LR_EINVAL, "speculate: k = %d is not in 1..%d", p->k, LR_SPEC_MAX);
+    if (p->min_match < 1 || p->max_match < p->min_match || p->max_match > 64)
+        return lr_fail(err, LR_EINVAL, "speculate: a match of %d to %d tokens is not in 1..64", p->min_match,
+                       p->max_match);
+    if ((unsigned)p->method >= LR_SPEC_METHODS || (p->method == LR_SPEC_GIVEN && !p->choose))
+        return lr_fail(err, LR_EINVAL, "speculate: nobody gives tokens");
+    if (p->method == LR_SPEC_DRAFT && !lr_engine_draft(e))
+        return lr_fail(err, LR_EINVAL, "speculate: the model was loaded without a draft model");
+    int rc = make_state(e, err);
+    if (rc) return rc;
+    struct lr_spec_req *s = lr_calloc(1, sizeof *s);
+    if (!s) return lr_fail(err, LR_ENOMEM, "no memory for drafts");
+    s->p = *p;
+    s->p.user = NULL; /* taken over at the end of lr_request_new */
+    s->p.free = NULL;
+    r->spec = s;
+    if (p->memory) lr_suffix_ref(p->memory);
+    return 0;
+}
+
+void lr_spec__free(lr_request *r)
+{
+    struct lr_spec_req *s = r->spec;
+    if (!s) return;
+    if (s->p.free) s->p.free(s->p.user);
+    lr_suffix_unref(s->p.memory);
+    lr_suffix_unref(s->own);
+    lr_sampler_free(s->plain);
+    lr_free(s->dist);
+    lr_free(s);
+    r->spec = NULL;
+}
+
+void lr_spec__end(lr_request *r)
+{
+    struct lr_spec_req *s = r->spec;
+    lr_error err;
+    if (!s) return;
+    const lr_seq *q = r->info.seq;
+    if (!s->p.memory || !q || q->len <= r->info.n_prompt) return;
+    if (!lr_suffix_extend(s->p.memory, q->tokens + r->info.n_prompt, q->len - r->info.n_prompt, &err))
+        lr_suffix_end(s->p.memory, &err);
+}
+
+/* ---- drafts from the text ---- */
+
+static int from_suffix(lr_request *r, int k, int32_t *out, int *match)
+{
+    struct lr_spec_req *s = r->spec;
+    const lr_seq *q = r->info.seq;
+    lr_error err;
+    int other = 0, got = 0;
+    *match = 0;
+    if (!s->own && lr_suffix_new(&s->own, OWN_MAX, &err)) return 0;
+    if (lr_suffix_extend(s->own, q->tokens + s->own_n, q->len - s->own_n, &err)) return 0;
+    s->own_n = q->len;
+    got = lr_suffix_propose(s->own, s->p.min_match, k, out, match);
+    if (!s->p.memory) return got;
+    if (s->at.epoch == 0) s->at_n = q->len > 256 ? q->len - 256 : 0;
+    lr_suffix_follow(s->p.memory, &s->at, q->tokens + s->at_n, q->len - s->at_n);
+    s->at_n = q->len;
+    int32_t more[LR_SPEC_MAX];
+    int n = lr_suffix_propose_at(s->p.memory, &s->at, s->p.min_match, k, more, &other);
+    if (n == 0 || other <= *match) return got;
+    *match = other;
+    memcpy(out, more, (size_t)n * sizeof *out);
+    return n;
+}
+
+/* Cuts a draft before a token that would end the request or that the constraint forbids; behind one that ends it. */
+static int trim(lr_request *r, const int32_t *t, int n)
+{
+    lr_error err;
+    int keep = 0, n_vocab = r->e->model->n_vocab;
+    bool ahead = r->con.accept && r->con.ahead;
+    if (ahead && r->con.ahead(r->con.user, true, &err)) ahead = false;
+    for (bool go = true; go && keep < n; keep++) {
+        if (t[keep] < 0 || t[keep] >= n_vocab || lr_request__is_end(r, t[keep])) break;
+        if (!ahead) continue;
+        int rc = r->con.accept(r->con.user, t[keep], &err);
+        if (rc < 0) break;
+        go = rc == 0;
+    }
+    if (ahead && r->con.ahead(r->con.user, false, &err)) {
+        lr_request__fail(r, &err);
+        return 0;
+    }
+    return keep;
+}
+
+/* ---- drafts from a model ---- */
+
+static int pick(void *user, lr_draft_job *j, int i, float *logits, int32_t *id)
+{
+    lr_request *r = user;
+    struct lr_spec_req *s = r->spec;
+    lr_seq *q = r->info.seq;
+    lr_error err;
+    float none;
+    const uint32_t *mask = NULL;
+    size_t n_prompt = (size_t)r->info.n_prompt;
+    int have = lr_draft_model(r->e->spec->draft)->n_vocab, n_vocab = r->e->model->n_vocab;
+    float *row = r->e->spec->row;
+    memcpy(row, logits, (size_t)(have < n_vocab ? have : n_vocab) * sizeof *logits); /* the sampler knows other ids */
+    for (int t = have; t < n_vocab; t++) row[t] = -INFINITY;
+    lr_sample_ctx ctx = {.prompt = q->tokens,
+                         .n_prompt = n_prompt,
+                         .generated = q->tokens + n_prompt,
+                         .n_generated = (size_t)(q->len + i) - n_prompt,
+                         .seed = lr_sampler_seed(s->plain),
+                         .position = (uint64_t)(q->len + i)};
+    if (s->ahead && r->con.mask(r->con.user, &mask, &err) < 0) return -1;
+    int rc;
+    if (s->dist_now) {
+        spec_dist *d = &s->dist[i];
+        rc = lr_sampler_draft(s->plain, row, mask, &ctx, SPEC_BEST, d->ids, d->q, &d->n, id, &err);
+    } else {
+        rc = lr_sampler_draw(s->plain, row, mask, &ctx, -1, id, &none, NULL, &err);
+    }
+    if (rc || lr_request__is_end(r, *id)) return -1;
+    q->tokens[q->len + i] = *id;
+    if (s->ahead) {
+        rc = r->con.accept(r->con.user, *id, &err);
+        if (rc < 0) return -1;
+        if (rc > 0) return 1;
+    }
+    if (s->bar > 0) s->chance *= exp((double)(logits[*id] - lr_row_logsumexp(logits, have)));
+    return s->chance < s->bar;
+}
+
+/* A sampler for the draft model's rows, and what else a request needs before its first draft. */
+static bool ready(lr_request *r)
+{
+    struct lr_spec_req *s = r->spec;
+    lr_seq *q = r->info.seq;
+    lr_error err;
+    lr_draft *d = r->e->spec->draft;
+    if (!d) return false;
+    if (!q->draft && lr_draft_open(d, &q->draft, &err)) return false;
+    if (s->plain) return true;
+    if (s->p.distribution && !s->dist && !(s->dist = lr_calloc(LR_SPEC_MAX, sizeof *s->dist))) return false;
+    return lr_sampler_copy_plain(&s->plain, r->sampler, &err) == 0;
+}
+
+static void run_model(lr_engine *e)
+{
+    struct lr_spec_state *st = e->spec;
+    lr_error err;
+    int n = 0;
+    for (int i = 0; i < st->n_items; i++) {
+        struct lr_spec_item *it = &st->items[i];
+        lr_request *r = it->r;
+        if (it->choice.method != LR_SPEC_DRAFT || it->pace.k <= 0) continue;
+        struct lr_spec_req *s = r->spec;
+        lr_seq *q = r->info.seq;
+        s->dist_now = s->p.distribution && s->dist && !lr_sampler_is_greedy(r->sampler);
+        s->ahead = r->con.mask && r->con.accept && r->con.ahead && r->con.ahead(r->con.user, true, &err) == 0;
+        s->chance = 1;
+        s->bar = it->fixed ? 0 : it->pace.bar;
+        st->jobs[n] = (lr_draft_job){.slot = q->draft,
+                                     .tokens = q->tokens,
+                                     .n = q->len,
+                                     .k = it->pace.k,
+                                     .pick = pick,
+                                     .user = r,
+                                     .out = it->choice.tokens};
+        st->job_req[n++] = r;
+        s->n = i; /* its item, for a moment */
+    }
+    if (n == 0) return;
+    double t = lr_engine__now(e);
+    int rows = e->step.budget > CATCH_UP ? CATCH_UP : e->step.budget;
+    int rc = lr_draft_run(st->draft, st->jobs, n, rows > 64 ? rows : 64, &err);
+    const int *pass_rows;
+    const double *pass_time;
+    for (int i = 0, m = lr_draft_passes(st->draft, &pass_rows, &pass_time); i < m; i++)
+        lr_pace_saw_pass(&st->pace, pass_rows[i], pass_time[i]);
+    t = lr_engine__now(e) - t;
+    for (int i = 0; i < n; i++) {
+        lr_request *r = st->job_req[i];
+        struct lr_spec_item *it = &st->items[r->spec->n];
+        r->spec->n = 0;
+        r->info.spec.draft_time += t / n;
+        it->pace.k = rc ? 0 : st->jobs[i].got;
+        if (r->spec->ahead && r->con.ahead(r->con.user, false, &err)) lr_request__fail(r, &err);
+    }
+    if (rc) e->metrics.spec_failed++;
+}
+
+/* ---- a step ---- */
+
+static bool wants(const lr_request *r)
+{
+    return r->info.kind == LR_REQ_GENERATE && r->info.state == LR_REQ_RUNNING && r->granted > 0 && r->n_out > 0;
+}
+
+/* What the request would like: its own wish, then the policy's, then the tokens themselves if they cost nothing. */
+static void consider(lr_engine *e, lr_request *r)
+{
+    struct lr_spec_state *st = e->spec;
+    struct lr_spec_req *s = r->spec;
+    lr_seq *q = r->info.seq;
+    lr_error err;
+    struct lr_spec_item *it = &st->items[st->n_items];
+    int most = r->info.max_tokens - r->info.n_generated - 1;
+    if (most > LR_SPEC_MAX) most = LR_SPEC_MAX;
+    if (most <= 0 || r->want_cancel) return;
+    lr_spec_choice *c = &it->choice;
+    c->method = s->p.method;
+    c->k = s->p.fixed ? s->p.k : -1;
+    c->n = 0;
+    c->most = most;
+    c->batch = st->generating;
+    c->acceptance = lr_pace_odds_of(&st->pace, &s->odds, s->method, s->match);
+    if (s->p.choose && s->p.choose(s->p.user, r, c, &err)) {
+        lr_request__fail(r, &err);
+        return;
+    }
+    if (e->policy.draft) {
+        lr_spec_choice mine = *c;
+        double t = lr_engine__hook_begin(e);
+        int rc = e->policy.draft(e->policy.user, r, c);
+        lr_engine__hook_end(e, "draft", t);
+        if (rc < 0) e->metrics.policy_failed++;
+        if (rc < 0) *c = mine;
+    }
+    int k = s->p.k ? s->p.k : c->method == LR_SPEC_DRAFT ? K_MODEL : K_FREE, match = 0;
+    it->fixed = c->k >= 0;
+    if (it->fixed) k = c->k;
+    if (k > most) k = most;
+    if (k <= 0 || c->method == LR_SPEC_OFF || (c->method == LR_SPEC_DRAFT && !ready(r))) return;
+    if (lr_seq__reserve(q, q->len + k + 1, &err)) return;
+    if (c->method == LR_SPEC_NGRAM)
+        k = lr_ngram_propose(q->tokens, q->len, s->p.min_match, s->p.max_match, k, c->tokens, &match);
+    if (c->method == LR_SPEC_SUFFIX) k = from_suffix(r, k, c->tokens, &match);
+    if (c->method == LR_SPEC_GIVEN && c->n < k) k = c->n;
+    if (c->method != LR_SPEC_DRAFT) k = trim(r, c->tokens, k);
+    if (k <= 0 || r->info.state != LR_REQ_RUNNING) return;
+    it->r = r;
+    it->pace = (lr_pace_item){.odds = &s->odds,
+                              .method = c->method,
+                              .match = match,
+                              .most = k,
+                              .remaining = most + 1,
+                              .k = it->fixed ? k : 0};
+    if (c->method == LR_SPEC_DRAFT) it->pace.behind = lr_draft_behind(q->draft, q->tokens, q->len);
+    st->n_items++;
+}
+
+/* How many of each: what is fixed first, then what pays. */
+static void choose(lr_engine *e)
+{
+    struct lr_spec_state *st = e->spec;
+    int rows = e->step.n_granted, n = 0, room = e->step.budget < e->step.outs ? e->step.budget : e->step.outs;
+    for (int i = 0; i < st->n_items; i++) {
+        lr_pace_item *p = &st->items[i].pace;
+        if (st->items[i].fixed) {
+            if (p->k > room) p->k = room;
+            room -= p->k;
+            rows += p->k;
+        } else {
+            st->open[n++] = *p;
+        }
+    }
+    if (n == 0) return;
+    lr_pace_choose(&st->pace, st->open, n, rows, st->generating - n, room);
+    n = 0;
+    for (int i = 0; i < st->n_items; i++)
+        if (!st->items[i].fixed) st->items[i].pace = st->open[n++];
+}
+
+/* Rows for a draft, as far as rows and blocks are left. */
+static void place(lr_engine *e, struct lr_spec_item *it)
+{
+    lr_step *step = &e->step;
+    lr_request *r = it->r;
+    lr_seq *q = r->info.seq;
+    int group, missing, k = it->pace.k;
+    if (r->info.state != LR_REQ_RUNNING) return;
+    if (k > step->budget) k = step->budget;
+    if (k > step->outs) k = step->outs;
+    while (k > 0 && !lr_kv_table_grow(e->kv, &q->kv, r->granted + k, &group, &missing)) k /= 2;
+    if (k <= 0) return;
+    memcpy(q->tokens + q->len, it->choice.tokens, (size_t)k * sizeof *q->tokens);
+    memcpy(r->spec->draft, it->choice.tokens, (size_t)k * sizeof *r->spec->draft);
+    step->budget -= k;
+    step->outs -= k;
+    r->spec->n = k;
+    r->spec->method = it->choice.method;
+    r->spec->match = it->pace.match;
+    r->spec->dist_now = r->spec->dist_now && it->choice.method == LR_SPEC_DRAFT;
+    r->info.spec.drafts++;
+    r->info.spec.drafted += (uint64_t)k;
+    e->metrics.spec_drafts++;
+    e->metrics.spec_drafted += (uint64_t)k;
+    for (int i = 0; i < k; i++) {
+        int at = i < LR_SPEC_POSITIONS ? i : LR_SPEC_POSITIONS - 1;
+        r->info.spec.tried_at[at]++;
+        e->metrics.spec_tried_at[at]++;
+    }
+}
+
+void lr_spec__plan(lr_engine *e)
+{
+    struct lr_spec_state *st = e->spec;
+    const req_list *lists[] = {&e->running, &e->started};
+    if (!st) return;
+    double t = lr_engine__now(e);
+    st->n_items = st->generating = 0;
+    for (int l = 0; l < 2; l++)
+        for (int i = 0; i < lists[l]->n; i++) {
+            lr_request *r = lists[l]->at[i];
+            if (r->spec) r->spec->n = 0;
+            st->generating += wants(r);
+        }
+    for (int l = 0; l < 2; l++)
+        for (int i = 0; i < lists[l]->n; i++) {
+            lr_request *r = lists[l]->at[i];
+            if (r->spec && wants(r) && st->n_items < e->cfg.max_seqs) consider(e, r);
+        }
+    if (st->n_items == 0) return;
+    choose(e);
+    run_model(e);
+    for (int i = 0; i < st->n_items; i++) place(e, &st->items[i]);
+    st->draft_time = lr_engine__now(e) - t;
+}
+
+/* ---- results ---- */
+
+int lr_spec__draw(lr_request *r, int i, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int32_t *id,
+                  float *logprob, lr_top *top, lr_error *err)
+{
+    struct lr_spec_req *s = r->spec;
+    if (!s || i >= s->n || !s->dist_now || s->dist[i].n == 0)
+        return lr_sampler_draw(r->sampler, logits, mask, ctx, r->n_top, id, logprob, top, err);
+    const spec_dist *d = &s->dist[i];
+    return lr_sampler_judge(r->sampler, logits, mask, ctx, s->draft[i], d->ids, d->q, d->n, r->n_top, id, logprob, top,
+                            err);
+}
+
+void lr_spec__verified(lr_request *r, int right, bool wrong)
+{
+    struct lr_spec_req *s = r->spec;
+    lr_engine *e = r->e;
+    if (!s || s->n == 0) return;
+    lr_pace_learn(&e->spec->pace, &s->odds, s->method, s->match, right + wrong, right);
+    r->info.spec.accepted += (uint64_t)right;
+    e->metrics.spec_accepted += (uint64_t)right;
+    for (int i = 0; i < right; i++) {
+        int at = i < LR_SPEC_POSITIONS ? i : LR_SPEC_POSITIONS - 1;
+        r->info.spec.accepted_at[at]++;
+        e->metrics.spec_accepted_at[at]++;
+    }
+    lr_hist__add_N(&e->metrics.spec_length, right);
+    s->n = 0;
+}
+
+void lr_spec__saw_forward(lr_engine *e, const lr_batch *b, double seconds)
+{
+    struct lr_spec_state *st = e->spec;
+    int drafts = 0;
+    if (!st) return;
+    if (b->n_rows == b->n_out) lr_pace_saw_step(&st->pace, b->n_rows, seconds);
+    for (int i = 0; i < b->n_seqs; i++) {
+        lr_request *r = e->batch_req[i];
+        int k = lr_spec__n(r);
+        if (k) r->info.spec.verify_time += seconds * b->seqs[i].n / b->n_rows;
+        drafts += k;
+    }
+    if (drafts == 0) return;
+    lr_hist__add_T(&e->metrics.spec_draft, st->draft_time);
+    lr_hist__add_T(&e->metrics.spec_verify, seconds);
+}

@@ -1,0 +1,74 @@
+/* speculate_int.h - drafts as the other files of src/engine see them. */
+#ifndef LR_ENGINE_SPECULATE_INT_H
+#define LR_ENGINE_SPECULATE_INT_H
+#include "engine/engine_int.h"
+#include "engine/speculate.h"
+
+enum { SPEC_BEST = 64 }; /* tokens of a draft model's distribution that a draft is drawn from */
+
+/* What a place of a draft was drawn from. */
+typedef struct spec_dist {
+    int n; /* 0 = not drawn */
+    int32_t ids[SPEC_BEST];
+    float q[SPEC_BEST];
+} spec_dist;
+
+/* A request's drafts. They lie behind the sequence's tokens: tokens[len .. len + n - 1]. */
+struct lr_spec_req {
+    lr_spec_params p;
+    lr_pace_odds odds;
+    lr_suffix *own; /* SUFFIX: of the sequence's first own_n tokens */
+    int own_n;
+    lr_suffix_at at; /* in p.memory, of the same tokens */
+    int at_n;
+    lr_sampler *plain;     /* chooses a draft model's tokens */
+    spec_dist *dist;       /* (LR_SPEC_MAX) */
+    bool dist_now;         /* the draft in flight is judged by them */
+    lr_spec_method method; /* of the draft in flight */
+    int match, n;
+    int32_t draft[LR_SPEC_MAX];
+    bool ahead;         /* its constraint is trying what is drafted */
+    double chance, bar; /* of the draft being made, and what it must be for another token */
+};
+
+/* The engine's: made when a request first speculates. */
+struct lr_spec_state {
+    lr_draft *draft;
+    lr_pace pace;
+    /* (max_seqs) of the step being made */
+    struct lr_spec_item {
+        lr_request *r;
+        lr_pace_item pace;
+        lr_spec_choice choice;
+        bool fixed;
+    } * items;
+    lr_pace_item *open; /* those whose k is to be chosen */
+    lr_draft_job *jobs;
+    lr_request **job_req;
+    float *row; /* (n_vocab) the draft model's row for samplers; NULL without one */
+    int n_items;
+    int generating; /* requests that will have a token, those with drafts included */
+    double draft_time;
+};
+
+/* Checks the parameters and makes r->spec. */
+int lr_spec__begin(lr_request *, const lr_spec_params *, lr_error *err);
+/* The request has ended: memory learns. */
+void lr_spec__end(lr_request *);
+void lr_spec__free(lr_request *);
+void lr_spec__free_state(lr_engine *);
+/* Between schedule and batch: makes the drafts of this step. */
+void lr_spec__plan(lr_engine *);
+/* The draft at a place. */
+static inline int32_t lr_spec__at(const lr_request *r, int i) { return r->spec->draft[i]; }
+/* Draft rows of the request in this step. */
+static inline int lr_spec__n(const lr_request *r) { return r->spec ? r->spec->n : 0; }
+/* The draft at place i of the request's, whose logits are being looked at. */
+int lr_spec__draw(lr_request *, int i, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int32_t *id,
+                  float *logprob, lr_top *top, lr_error *err);
+/* `right` drafts of a request were taken, and one more looked at if `wrong`. */
+void lr_spec__verified(lr_request *, int right, bool wrong);
+/* The forward pass of the step took so long. */
+void lr_spec__saw_forward(lr_engine *, const lr_batch *, double seconds);
+
+#endif

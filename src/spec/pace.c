@@ -1,0 +1,181 @@
+/* pace.c - how many drafts pay: see spec.h.
+ *
+ * A step of n rows takes T(n), a draft pass over b sequences D(b): both are measured, as moving averages for each
+ * number of rows, and interpolated. A token at place j of a draft is taken with probability a^j, where a is what the
+ * request's own drafts of that kind have shown. For a bar h, each request gets the places whose probability is at
+ * least h; the bar for which
+ *
+ *     (tokens expected) / (T(rows + drafts) + draft passes + rows to catch up with, spread over what may come)
+ *
+ * is largest wins, no drafts at all among them. A draft model says how sure it is: its drafts go on as long as the
+ * chance of the whole is worth a pass and a row at that rate. As the sum over all requests is what counts, a full
+ * batch, whose rows are no longer free, gets fewer drafts or none. What is not tried is not measured: a request without
+ * drafts gets one token now and then, more seldom each time that it does not pay.
+ */
+#include "spec/spec.h"
+
+enum { WAIT_FIRST = 16, WAIT_MODEL = 24, WAIT_MOST = 4096 };
+
+static const double PRIOR[LR_SPEC_METHODS][LR_PACE_CLASSES] = {
+    {0, 0, 0}, {0.4, 0.6, 0.8}, {0.4, 0.6, 0.8}, {0.85, 0.85, 0.85}, {0.7, 0.7, 0.7}};
+#define PRIOR_WEIGHT 12.0
+
+/* ---- time ---- */
+
+static void saw(struct lr_pace_time *table, int rows, double t)
+{
+    if (rows < 1 || rows > LR_PACE_ROWS || !(t > 0)) return;
+    struct lr_pace_time *p = &table[rows];
+    p->n++;
+    if (p->n == 1) {
+        p->t = t;
+        return;
+    }
+    if (t > 3 * p->t) t = 3 * p->t; /* something else ran */
+    p->t += (t - p->t) / (p->n < 8 ? p->n : 8);
+}
+
+void lr_pace_saw_step(lr_pace *p, int rows, double t) { saw(p->step, rows, t); }
+void lr_pace_saw_pass(lr_pace *p, int rows, double t) { saw(p->pass, rows, t); }
+
+/* Between two known numbers of rows a line; beyond the last a slope: small while a few rows share the reading of the
+ * weights, most of the whole when there are many. */
+static double time_of(const struct lr_pace_time *table, int rows)
+{
+    if (rows < 1) return 0;
+    if (rows > LR_PACE_ROWS) rows = LR_PACE_ROWS;
+    if (table[rows].n) return table[rows].t;
+    int lo = rows, hi = rows;
+    while (lo > 0 && !table[lo].n) lo--;
+    while (hi <= LR_PACE_ROWS && !table[hi].n) hi++;
+    if (lo == 0 && hi > LR_PACE_ROWS) return 0;
+    if (lo == 0) return table[hi].t * (0.75 + 0.25 * rows / hi);
+    if (hi > LR_PACE_ROWS) return table[lo].t * (1 + (rows - lo) * (lo < 6 ? 0.08 : 0.7 / lo));
+    return table[lo].t + (table[hi].t - table[lo].t) * (rows - lo) / (hi - lo);
+}
+
+double lr_pace_step_time(const lr_pace *p, int rows) { return time_of(p->step, rows); }
+
+double lr_pace_pass_time(const lr_pace *p, int rows)
+{
+    double t = time_of(p->pass, rows);
+    return t > 0 ? t : 0.35 * time_of(p->step, rows);
+}
+
+/* ---- chances ---- */
+
+static int class_of(int match) { return match < 3 ? 0 : match < 6 ? 1 : 2; }
+
+static double mix(const lr_pace_odds *o, lr_spec_method m, int c, double prior)
+{
+    return ((double)o->at[m][c].right + PRIOR_WEIGHT * prior) / ((double)o->at[m][c].tried + PRIOR_WEIGHT);
+}
+
+double lr_pace_odds_of(const lr_pace *p, const lr_pace_odds *o, lr_spec_method m, int match)
+{
+    int c = class_of(match);
+    return mix(o, m, c, mix(&p->all, m, c, PRIOR[m][c]));
+}
+
+static void learn(lr_pace_odds *o, lr_spec_method m, int c, bool right, float keep)
+{
+    o->at[m][c].right = o->at[m][c].right * keep + right;
+    o->at[m][c].tried = o->at[m][c].tried * keep + 1;
+}
+
+void lr_pace_learn(lr_pace *p, lr_pace_odds *o, lr_spec_method m, int match, int tried, int right)
+{
+    for (int i = 0; i < tried; i++) { /* about the last 50 of the request and 500 of all count */
+        learn(o, m, class_of(match), i < right, 0.98f);
+        learn(&p->all, m, class_of(match), i < right, 0.998f);
+    }
+}
+
+/* ---- choosing ---- */
+
+/* Places of the item whose chance is at least h; *sum: tokens expected of them. */
+static int places(const lr_pace_item *it, double a, double h, double *sum)
+{
+    int k = 0;
+    double chance = a;
+    *sum = 0;
+    for (; k < it->most && chance >= h; k++, chance *= a) *sum += chance;
+    return k;
+}
+
+/* Tokens a second with the bar at h, -1 if that takes more than `room` rows. */
+static double rate(const lr_pace *p, const lr_pace_item *items, const double *a, int n, int rows, int others, int room,
+                   double h)
+{
+    int drafts = 0, depth[LR_SPEC_MAX + 1] = {0};
+    double tokens = others + n, cost, sum;
+    double extra = 0;
+    for (int i = 0; i < n; i++) {
+        int k = places(&items[i], a[i], h, &sum);
+        tokens += sum;
+        drafts += k;
+        if (items[i].method != LR_SPEC_DRAFT || k == 0) continue;
+        for (int j = 0; j < k; j++) depth[j]++;
+        if (items[i].behind > 2) {
+            int spread = items[i].remaining < 128 ? items[i].remaining : 128;
+            double row = lr_pace_pass_time(p, LR_PACE_ROWS) / LR_PACE_ROWS;
+            extra += row * items[i].behind / (spread < 1 ? 1 : spread) * (1 + sum);
+        }
+    }
+    if (drafts > room) return -1;
+    cost = lr_pace_step_time(p, rows + drafts) + extra;
+    for (int j = 0; j < LR_SPEC_MAX && depth[j]; j++) cost += lr_pace_pass_time(p, depth[j]);
+    return cost > 0 ? tokens / cost : tokens / (1 + 0.1 * drafts);
+}
+
+/* What one more token of a draft model costs: a pass, and a row of the step. */
+static double marginal(const lr_pace *p, int rows)
+{
+    double row = (lr_pace_step_time(p, rows + 4) - lr_pace_step_time(p, rows)) / 4;
+    return lr_pace_pass_time(p, 1) + (row > 0 ? row : 0);
+}
+
+/* One that has had no draft for long gets one token, so that its chance is known. */
+static void probe(lr_pace_item *it, int n)
+{
+    lr_pace_odds *o = it->odds;
+    uint32_t first = it->method == LR_SPEC_DRAFT ? WAIT_MODEL : WAIT_FIRST;
+    if (it->k > 0) {
+        o->idle = o->wait = 0;
+        return;
+    }
+    if (o->wait < first) o->wait = first;
+    if (++o->idle < o->wait * (uint32_t)n) return;
+    o->idle = 0;
+    if (o->wait < WAIT_MOST) o->wait *= 2;
+    it->k = it->most > 1 ? 1 : it->most;
+}
+
+void lr_pace_choose(const lr_pace *p, lr_pace_item *items, int n, int rows, int others, int room)
+{
+    static const double bars[] = {0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05};
+    double a[LR_PACE_ROWS], sum, h = 2;
+    if (n > LR_PACE_ROWS) n = LR_PACE_ROWS;
+    for (int i = 0; i < n; i++) {
+        a[i] = lr_pace_odds_of(p, items[i].odds, items[i].method, items[i].match);
+        if (a[i] > 0.99) a[i] = 0.99;
+        items[i].k = 0;
+    }
+    double best = rate(p, items, a, n, rows, others, room, h) * 1.02;
+    for (size_t b = 0; b < sizeof bars / sizeof *bars; b++) {
+        double v = rate(p, items, a, n, rows, others, room, bars[b]);
+        if (v < 0) break;
+        if (v <= best) continue;
+        best = v;
+        h = bars[b];
+    }
+    for (int i = 0; i < n; i++) {
+        items[i].k = places(&items[i], a[i], h, &sum);
+        items[i].bar = 0;
+        if (items[i].k > 0 && items[i].method == LR_SPEC_DRAFT) {
+            items[i].k = items[i].most; /* it knows how sure it is, token by token */
+            items[i].bar = marginal(p, rows + n) * best;
+        }
+        if (room > 0) probe(&items[i], n);
+    }
+}

@@ -1,0 +1,177 @@
+/* spec.h - speculation: who proposes tokens, and how many of them pay.
+ *
+ * A draft is a run of tokens that may follow a sequence. The engine runs all drafts of all requests as rows of one
+ * batch, and takes from the left what the sampler would have taken as well (engine/speculate.c). Here is what makes
+ * drafts, and knows nothing of requests:
+ *
+ *   ngram    what followed the last tokens where they stood before, in prompt and output ("prompt lookup")
+ *   suffix   the same by the longest suffix that ever stood before, in a suffix automaton of the text and, if there is
+ *            one, of a memory that sessions share
+ *   draft    a smaller model of the same vocabulary, with KV blocks of its own; drafts of many sequences run together
+ *
+ * lr_pace measures what steps and draft passes cost and how often drafts are right, and says how many pay.
+ */
+#ifndef LR_SPEC_SPEC_H
+#define LR_SPEC_SPEC_H
+#include "kv/kv.h"
+#include "model/model.h"
+
+typedef enum lr_spec_method {
+    LR_SPEC_OFF,
+    LR_SPEC_NGRAM,
+    LR_SPEC_SUFFIX,
+    LR_SPEC_DRAFT,
+    LR_SPEC_GIVEN, /* tokens that somebody names */
+} lr_spec_method;
+#define LR_SPEC_METHODS 5
+
+#define LR_SPEC_MAX       32 /* tokens of a draft */
+#define LR_SPEC_POSITIONS 16 /* places whose acceptance is counted one by one; the last one counts the rest too */
+
+/* "off", "ngram" ...; a static string. */
+const char *lr_spec_method_name(lr_spec_method);
+/* The method of that name, -1 = none. */
+int lr_spec_method_parse(const char *name);
+
+/* What has come of drafts. */
+typedef struct lr_spec_stats {
+    uint64_t drafts, drafted, accepted; /* runs of drafts, tokens in them, tokens taken from them */
+    uint64_t tried_at[LR_SPEC_POSITIONS], accepted_at[LR_SPEC_POSITIONS]; /* by place in the draft */
+    double draft_time, verify_time; /* seconds: making drafts; this one's part of the forward passes with drafts */
+} lr_spec_stats;
+
+/* ---- n-grams ---- */
+
+/* Proposes what followed the last m tokens of tokens (n) at their latest earlier place, for the largest m in min..max
+ * for which there is one; *match = m. At most k tokens into out; how many. Looks back over 32768 tokens. */
+int lr_ngram_propose(const int32_t *tokens, int n, int min, int max, int k, int32_t *out, int *match);
+
+/* ---- suffix automaton ---- */
+
+/* A text (or several, one after the other) and all its substrings. */
+typedef struct lr_suffix lr_suffix;
+
+/* max_tokens: when it holds so many, the older half is forgotten. Starts with one reference. */
+int lr_suffix_new(lr_suffix **out, int max_tokens, lr_error *err);
+lr_suffix *lr_suffix_ref(lr_suffix *);
+void lr_suffix_unref(lr_suffix *); /* NULL is allowed */
+/* The text goes on with these tokens. LR_ENOMEM: the automaton is empty then. */
+int lr_suffix_extend(lr_suffix *, const int32_t *tokens, int n, lr_error *err);
+/* The text ends here: what comes next is another one. */
+int lr_suffix_end(lr_suffix *, lr_error *err);
+int lr_suffix_len(const lr_suffix *); /* tokens held */
+/* What followed the longest suffix of the text (at least min tokens) that stood in it before, at its latest place. */
+int lr_suffix_propose(const lr_suffix *, int min, int k, int32_t *out, int *match);
+
+/* A place in an automaton: the longest suffix of what was followed so far that is in it. Zero-initialise. */
+typedef struct lr_suffix_at {
+    uint32_t state, epoch;
+    int len;
+} lr_suffix_at;
+void lr_suffix_follow(const lr_suffix *, lr_suffix_at *, const int32_t *tokens, int n);
+int lr_suffix_propose_at(const lr_suffix *, const lr_suffix_at *, int min, int k, int32_t *out, int *match);
+
+/* ---- draft model ---- */
+
+/* Whether a draft model's tokens mean the same: each id that both have must have the same piece and kind, the
+ * beginning-of-text token must agree, and the sizes may differ by padding (1024 ids). LR_EUNSUPPORTED says what
+ * differs, with both values. *common: ids that may be drafted. */
+int lr_spec_check_vocab(const lr_model *target, const lr_model *draft, int *common, lr_error *err);
+
+typedef struct lr_draft lr_draft;
+typedef struct lr_draft_slot lr_draft_slot; /* a sequence's KV in the draft model */
+
+typedef struct lr_draft_config {
+    int block_size, kv_blocks, kv_type; /* 16; 0 = for max_seqs contexts, at most 16384 tokens; LR_F16 */
+    int max_rows, max_seqs;             /* rows a pass, sequences at once */
+    int context;                        /* longest sequence; 0 = the model's */
+    int common;                         /* ids that may be drafted, of lr_spec_check_vocab */
+} lr_draft_config;
+
+/* Takes the model over when it succeeds. */
+int lr_draft_new(lr_draft **out, lr_model *m, const lr_draft_config *cfg, lr_error *err);
+void lr_draft_free(lr_draft *); /* all slots must be closed; NULL is allowed */
+const lr_model *lr_draft_model(const lr_draft *);
+int lr_draft_open(lr_draft *, lr_draft_slot **out, lr_error *err);
+/* A slot that starts with the same KV. */
+int lr_draft_fork(lr_draft_slot *, lr_draft_slot **out, lr_error *err);
+void lr_draft_close(lr_draft_slot *); /* NULL is allowed */
+/* Lets go of the slot's KV. */
+void lr_draft_drop(lr_draft_slot *);
+/* Tokens of a sequence that a draft would have to compute first. */
+int lr_draft_behind(const lr_draft_slot *, const int32_t *tokens, int n);
+
+/* A draft wanted: at most k tokens behind tokens (n). */
+typedef struct lr_draft_job {
+    lr_draft_slot *slot;
+    const int32_t *tokens; /* (n), n >= 1 */
+    int n, k;
+    /* Chooses the next token from logits (n_vocab of the draft model; it may change them; ids that the target lacks are
+     * -inf). i: its place in the draft. 0 = go on, 1 = this one is the last, negative = none, the draft ends before it.
+     */
+    int (*pick)(void *user, struct lr_draft_job *, int i, float *logits, int32_t *id);
+    void *user;
+    int32_t *out; /* (k) */
+    int got;      /* result */
+    bool stalled; /* result: it had too much to catch up with, or there was no room; later */
+    /* inside */
+    int pending;
+} lr_draft_job;
+
+/* Runs the draft model for all jobs together: what they lack first, at most `catch_up` rows in all, then one pass for
+ * each place. Negative: the model failed, no job has a draft. */
+int lr_draft_run(lr_draft *, lr_draft_job *jobs, int n_jobs, int catch_up, lr_error *err);
+/* Seconds and rows of the passes of the last run; returns how many there were, at most LR_SPEC_MAX + 64. */
+int lr_draft_passes(const lr_draft *, const int **rows, const double **seconds);
+void lr_draft_memory(const lr_draft *, size_t *weights, size_t *kv, size_t *work);
+int lr_draft_check(const lr_draft *, lr_error *err);
+
+/* ---- how many pay ---- */
+
+#define LR_PACE_ROWS 128 /* steps of more rows are not told apart */
+
+/* What is known of drafts: how many of the tokens looked at were right, by method and by how long the match was. */
+#define LR_PACE_CLASSES 3
+typedef struct lr_pace_odds {
+    struct {
+        float right, tried;
+    } at[LR_SPEC_METHODS][LR_PACE_CLASSES];
+    uint32_t idle; /* steps since the request's last draft */
+    uint32_t wait; /* steps until one is tried although it does not seem to pay */
+} lr_pace_odds;
+
+/* Times by number of rows, and the odds of all requests: those of a new one, until it has its own. */
+typedef struct lr_pace {
+    struct lr_pace_time {
+        double t; /* seconds, a moving average; 0 = not seen */
+        uint32_t n;
+    } step[LR_PACE_ROWS + 1], pass[LR_PACE_ROWS + 1];
+    lr_pace_odds all;
+} lr_pace;
+
+/* A request that could have drafts in this step. */
+typedef struct lr_pace_item {
+    lr_pace_odds *odds;
+    lr_spec_method method;
+    int match;     /* length of the match, 0 for a model */
+    int most;      /* tokens there are, or that may be asked for */
+    int behind;    /* DRAFT: rows to catch up with */
+    int remaining; /* tokens that it may still generate */
+    int k;         /* result: at most so many */
+    double bar;    /* result, DRAFT: as long as the draft's chance is at least this */
+} lr_pace_item;
+
+void lr_pace_saw_step(lr_pace *, int rows, double seconds);
+void lr_pace_saw_pass(lr_pace *, int rows, double seconds);
+/* Seconds that a step, or a draft pass, of so many rows is expected to take; 0 if nothing is known yet. */
+double lr_pace_step_time(const lr_pace *, int rows);
+double lr_pace_pass_time(const lr_pace *, int rows);
+/* The chance of one more token to be right. */
+double lr_pace_odds_of(const lr_pace *, const lr_pace_odds *, lr_spec_method, int match);
+/* n tokens of a draft of `tried` looked at were right (right <= tried). */
+void lr_pace_learn(lr_pace *, lr_pace_odds *, lr_spec_method, int match, int tried, int right);
+/* Chooses k of each item such that the tokens per second of all are most, for a step of `rows` rows and `others`
+ * requests without drafts besides; at most `room` draft rows in all. */
+void lr_pace_choose(const lr_pace *, lr_pace_item *items, int n, int rows, int others, int room);
+
+#endif
