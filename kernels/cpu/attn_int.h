@@ -115,12 +115,13 @@ static inline int lr_kv_int(const lr_attn_task *t, const char *part, bool keys, 
                             const uint16_t **scale)
 {
     size_t dim = (size_t)t->head_dim, bs = (size_t)t->block_size, groups = (size_t)lr_kv_groups(t->head_dim);
+    int type = keys ? t->k_type : t->v_type;
     size_t h = (size_t)t->kv_head, g = d / LR_KV_GROUP, row = h * bs + slot, i = keys ? h * dim + d : row * dim + d;
-    size_t at = lr_kv_place(t->kv_type, i), s = keys ? (h * groups + g) * bs + slot : row * groups + g;
+    size_t at = lr_kv_place(type, i), s = keys ? (h * groups + g) * bs + slot : row * groups + g;
     int q = (signed char)part[keys ? at * bs + slot : at]; // NOLINT(bugprone-signed-char-misuse): signed on purpose
-    *scale = (const uint16_t *)(part + lr_kv_scales_at(t->kv_type, keys, t->n_kv_heads, t->head_dim, t->block_size));
+    *scale = (const uint16_t *)(part + lr_kv_scales_at(type, keys, t->n_kv_heads, t->head_dim, t->block_size));
     *scale += s;
-    if (t->kv_type == LR_Q8_0) return q;
+    if (type == LR_Q8_0) return q;
     q = (d % LR_KV_GROUP < LR_KV_GROUP / 2 ? q : q >> 4) & 15;
     if (!keys) return (q ^ 8) - 8;
     const char *upper = part + lr_kv_upper_at(t->n_kv_heads, t->head_dim, t->block_size);

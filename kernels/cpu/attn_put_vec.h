@@ -127,21 +127,30 @@ static void put_turned(const float *x, const float *center, int head_dim, int ty
     }
 }
 
-static void kv_put(const float *key, const float *val, const float *center, int n_kv_heads, int head_dim, int type,
-                   int block_size, int slot, char *k, char *v)
+static void put_plain(const float *x, int dim, int type, char *part, size_t at, size_t stride)
+{
+    if (type != LR_F32) {
+        put16(x, dim, type, (uint16_t *)part + at, stride);
+    } else {
+        float *to = (float *)part + at;
+        for (int d = 0; d < dim; d++) to[d * stride] = x[d];
+    }
+}
+
+static void kv_put(const float *key, const float *val, const float *center, int n_kv_heads, int head_dim, int k_type,
+                   int v_type, int block_size, int slot, char *k, char *v)
 {
     size_t t = (size_t)block_size, dim = (size_t)head_dim;
     for (int h = 0; h < n_kv_heads; h++, key += dim, val += dim) {
-        if (lr_kv_turned(type)) {
-            const float *c = center ? center + h * dim : NULL;
-            put_turned(key, c, head_dim, type, lr_kv_key_slot(k, type, n_kv_heads, head_dim, block_size, h, slot));
-            put_turned(val, NULL, head_dim, type, lr_kv_value_slot(v, type, n_kv_heads, head_dim, block_size, h, slot));
-        } else if (type == LR_F32) {
-            for (size_t d = 0; d < dim; d++) ((float *)k)[(h * dim + d) * t + slot] = key[d];
-            memcpy((float *)v + (h * t + slot) * dim, val, dim * sizeof(float));
-        } else {
-            put16(key, head_dim, type, (uint16_t *)k + h * dim * t + slot, t);
-            put16(val, head_dim, type, (uint16_t *)v + (h * t + slot) * dim, 1);
-        }
+        if (lr_kv_turned(k_type))
+            put_turned(key, center ? center + h * dim : NULL, head_dim, k_type,
+                       lr_kv_key_slot(k, k_type, n_kv_heads, head_dim, block_size, h, slot));
+        else
+            put_plain(key, head_dim, k_type, k, h * dim * t + slot, t);
+        if (lr_kv_turned(v_type))
+            put_turned(val, NULL, head_dim, v_type,
+                       lr_kv_value_slot(v, v_type, n_kv_heads, head_dim, block_size, h, slot));
+        else
+            put_plain(val, head_dim, v_type, v, (h * t + slot) * dim, 1);
     }
 }

@@ -96,19 +96,21 @@ static void put_turned(const float *x, const float *center, int head_dim, int ty
     }
 }
 
-static void kv_put(const float *key, const float *val, const float *center, int n_kv_heads, int head_dim, int type,
-                   int block_size, int slot, char *k, char *v)
+static void kv_put(const float *key, const float *val, const float *center, int n_kv_heads, int head_dim, int k_type,
+                   int v_type, int block_size, int slot, char *k, char *v)
 {
     size_t t = (size_t)block_size, dim = (size_t)head_dim;
     for (int h = 0; h < n_kv_heads; h++, key += dim, val += dim) {
-        if (lr_kv_turned(type)) {
-            const float *c = center ? center + h * dim : NULL;
-            put_turned(key, c, head_dim, type, lr_kv_key_slot(k, type, n_kv_heads, head_dim, block_size, h, slot));
-            put_turned(val, NULL, head_dim, type, lr_kv_value_slot(v, type, n_kv_heads, head_dim, block_size, h, slot));
-        } else {
-            put_plain(key, head_dim, type, k, h * dim * t + slot, t);
-            put_plain(val, head_dim, type, v, (h * t + slot) * dim, 1);
-        }
+        if (lr_kv_turned(k_type))
+            put_turned(key, center ? center + h * dim : NULL, head_dim, k_type,
+                       lr_kv_key_slot(k, k_type, n_kv_heads, head_dim, block_size, h, slot));
+        else
+            put_plain(key, head_dim, k_type, k, h * dim * t + slot, t);
+        if (lr_kv_turned(v_type))
+            put_turned(val, NULL, head_dim, v_type,
+                       lr_kv_value_slot(v, v_type, n_kv_heads, head_dim, block_size, h, slot));
+        else
+            put_plain(val, head_dim, v_type, v, (h * t + slot) * dim, 1);
     }
 }
 
@@ -118,7 +120,7 @@ static float get(const lr_attn_task *t, const char *part, bool keys, size_t d, s
 {
     size_t dim = (size_t)t->head_dim, bs = (size_t)t->block_size, h = (size_t)t->kv_head;
     size_t at = keys ? (h * dim + d) * bs + slot : (h * bs + slot) * dim + d;
-    switch (t->kv_type) {
+    switch (keys ? t->k_type : t->v_type) {
     case LR_F32:
         return ((const float *)part)[at];
     case LR_F16:
@@ -185,7 +187,7 @@ static void take_query(const lr_attn_task *t, int i, float *q)
 {
     int h = t->kv_head * t->n_group + i % t->n_group, dim = t->head_dim;
     memcpy(q, t->q + i / t->n_group * t->q_stride + (size_t)h * dim, (size_t)dim * sizeof(float));
-    if (lr_kv_turned(t->kv_type)) turn(q, dim, lr_kv_turn_block(dim));
+    if (lr_kv_turned(t->k_type)) turn(q, dim, lr_kv_turn_block(dim));
 }
 
 static void attn_part(const lr_attn_task *t, int chunk, float *part, void *scratch)
@@ -240,7 +242,7 @@ static void finish(const lr_attn_task *t, int i, float m, float l, const float *
     }
     f = l != 0 ? f / l : 0;
     for (int d = 0; d < dim; d++) out[d] = acc[d] * f + 0.0f;
-    if (lr_kv_turned(t->kv_type)) turn(out, dim, lr_kv_turn_block(dim));
+    if (lr_kv_turned(t->v_type)) turn(out, dim, lr_kv_turn_block(dim));
 }
 
 static void attn_combine(const lr_attn_task *t, const float *parts, int n_parts)

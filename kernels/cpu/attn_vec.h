@@ -359,7 +359,7 @@ static float get(const lr_attn_task *t, const char *part, bool keys, size_t d, s
 {
     size_t dim = (size_t)t->head_dim, bs = (size_t)t->block_size, h = (size_t)t->kv_head;
     size_t at = keys ? (h * dim + d) * bs + slot : (h * bs + slot) * dim + d;
-    switch (t->kv_type) {
+    switch (keys ? t->k_type : t->v_type) {
     case LR_F32:
         return ((const float *)part)[at];
     case LR_F16:
@@ -412,15 +412,16 @@ static kind kind_of(int type, bool keys)
 
 static void open_keys(const lr_attn_task *t, const work *w, step *s, int d0, int d1)
 {
-    size_t elem = lr_kv_elem(t->kv_type), bs = (size_t)t->block_size, dim = (size_t)w->dim, h = (size_t)t->kv_head;
-    size_t scales = lr_kv_scales_at(t->kv_type, true, t->n_kv_heads, w->dim, t->block_size),
+    size_t elem = lr_kv_elem(t->k_type), bs = (size_t)t->block_size, dim = (size_t)w->dim, h = (size_t)t->kv_head;
+    size_t scales = lr_kv_scales_at(t->k_type, true, t->n_kv_heads, w->dim, t->block_size),
            groups = (size_t)lr_kv_groups(w->dim);
-    s->in = s->aligned ? kind_of(t->kv_type, true) : IN_F32;
+    s->direct = s->aligned && (t->k_type == LR_F32 || w->pairs <= DIRECT_MAX);
+    s->in = s->aligned ? kind_of(t->k_type, true) : IN_F32;
     s->ldk = s->lds = bs;
     s->upper = lr_kv_upper_at(t->n_kv_heads, w->dim, t->block_size) + lr_kv_upper_place(h * dim + d0) * bs -
                lr_kv_place(LR_Q4_0, h * dim + d0) * bs;
     for (int i = 0; s->aligned && i < TILES; i++) {
-        s->k[i] = s->kb[i] + (lr_kv_place(t->kv_type, h * dim + d0) * bs + s->slot[i]) * elem;
+        s->k[i] = s->kb[i] + (lr_kv_place(t->k_type, h * dim + d0) * bs + s->slot[i]) * elem;
         s->ks[i] = (const uint16_t *)(s->kb[i] + scales) + (h * groups + d0 / LR_KV_GROUP) * bs + s->slot[i];
         if (!s->direct && tile_seen(s, i)) convert(w, s, i, d1 - d0, true);
     }
@@ -433,15 +434,16 @@ static void open_keys(const lr_attn_task *t, const work *w, step *s, int d0, int
 
 static void open_values(const lr_attn_task *t, const work *w, step *s, int d0, int d1)
 {
-    size_t elem = lr_kv_elem(t->kv_type), bs = (size_t)t->block_size, dim = (size_t)w->dim, h = (size_t)t->kv_head;
-    size_t scales = lr_kv_scales_at(t->kv_type, false, t->n_kv_heads, w->dim, t->block_size),
+    size_t elem = lr_kv_elem(t->v_type), bs = (size_t)t->block_size, dim = (size_t)w->dim, h = (size_t)t->kv_head;
+    size_t scales = lr_kv_scales_at(t->v_type, false, t->n_kv_heads, w->dim, t->block_size),
            groups = (size_t)lr_kv_groups(w->dim);
-    s->in = s->aligned ? kind_of(t->kv_type, false) : IN_F32;
-    s->ldv = lr_kv_place(t->kv_type, dim);
+    s->direct = s->aligned && (t->v_type == LR_F32 || w->pairs <= DIRECT_MAX);
+    s->in = s->aligned ? kind_of(t->v_type, false) : IN_F32;
+    s->ldv = lr_kv_place(t->v_type, dim);
     s->lds = groups;
     s->run = LR_ATTN_TILE;
     for (int i = 0; s->aligned && i < TILES; i++) {
-        s->v[i] = s->vb[i] + lr_kv_place(t->kv_type, (h * bs + s->slot[i]) * dim + d0) * elem;
+        s->v[i] = s->vb[i] + lr_kv_place(t->v_type, (h * bs + s->slot[i]) * dim + d0) * elem;
         s->vs[i] = (const uint16_t *)(s->vb[i] + scales) + (h * bs + s->slot[i]) * groups + d0 / LR_KV_GROUP;
         if (!s->direct && tile_seen(s, i)) convert(w, s, i, d1 - d0, false);
     }
@@ -468,7 +470,6 @@ static void open_step(const lr_attn_task *t, const work *w, int base, step *s)
     s->c1 = b - base;
     s->even = s->c0 == 0 && s->c1 == LR_ATTN_STEP - 1;
     s->aligned = t->block_size % LR_ATTN_TILE == 0 && w->dp == w->dim;
-    s->direct = s->aligned && (t->kv_type == LR_F32 || w->pairs <= DIRECT_MAX);
     for (int i = 0; s->aligned && i < TILES; i++) {
         int tile = i, slot,
             first = s->lo / LR_ATTN_TILE; /* scores of a tile that nobody sees are computed and dropped: */
@@ -590,7 +591,7 @@ static void finish(const lr_attn_task *t, int i, float m, float l, const float *
     int d = 0, n = t->head_dim;
     for (; d + VW <= n; d += VW) vf_store(out + d, vf_fma(vf_load(acc + d), x, zero));
     if (d < n) vf_storen(out + d, vf_fma(vf_loadn(acc + d, n - d), x, zero), n - d);
-    if (lr_kv_turned(t->kv_type)) turn(out, n, lr_kv_turn_block(n));
+    if (lr_kv_turned(t->v_type)) turn(out, n, lr_kv_turn_block(n));
 }
 
 /* ---- entries ---- */
@@ -626,7 +627,7 @@ static void open_work(const lr_attn_task *t, void *scratch, work *w)
         int d = 0;
         for (; d + VW <= w->dim; d += VW) vf_store(to + d, vf_mul(vf_load(q + d), vf_set1(f)));
         for (; d < w->dim; d++) to[d] = q[d] * f;
-        if (lr_kv_turned(t->kv_type)) turn(to, w->dim, lr_kv_turn_block(w->dim));
+        if (lr_kv_turned(t->k_type)) turn(to, w->dim, lr_kv_turn_block(w->dim));
     }
 }
 

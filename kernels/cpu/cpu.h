@@ -66,15 +66,14 @@ typedef struct lr_attn_task {
     int n_kv_heads;
     int window; /* sees positions > p - window; 0 = all */
     float scale, softcap;
-    const float *sinks; /* (n_heads) or NULL */
-    int kv_type, block_size;
-    const int32_t *table; /* block numbers of the sequence */
-    const char *k, *v;    /* this layer's part of block 0 */
-    size_t block_stride;  /* bytes from a block to the next */
+    const float *sinks;             /* (n_heads) or NULL */
+    int k_type, v_type, block_size; /* lr_dtype of keys and of values */
+    const int32_t *table;           /* block numbers of the sequence */
+    const char *k, *v;              /* this layer's part of block 0 */
+    size_t block_stride;            /* bytes from a block to the next */
 } lr_attn_task;
-/* Layout of a layer's part of a block (T = block_size slots, D = head_dim), element type kv_type (F32, F16, BF16):
- *   k: (n_kv_heads, D, T)   transposed, so that a register holds one dimension of 16 keys
- *   v: (n_kv_heads, T, D)
+/* Layout of a layer's part of a block (T = block_size slots, D = head_dim), element types k_type and v_type (F32, F16,
+ * BF16): k: (n_kv_heads, D, T)   transposed, so that a register holds one dimension of 16 keys v: (n_kv_heads, T, D)
  *
  * Q8_0, Q4_0: after the values of the part lie float16 scales, one per 32 dimensions of a slot (the last group may be
  * short in Q8_0; G = ceil(D/32)): k (n_kv_heads, G, T), v (n_kv_heads, T, G). Both keep keys and values in a turned
@@ -131,8 +130,8 @@ typedef struct lr_cpu_kernels {
      * takes head_dim in multiples of 32. center (n_kv_heads * head_dim, or NULL) is taken off the keys of Q8_0 and
      * Q4_0: as it is the same for all positions, it shifts all scores of a row alike, which the softmax does not see.
      */
-    void (*kv_put)(const float *key, const float *val, const float *center, int n_kv_heads, int head_dim, int type,
-                   int block_size, int slot, char *k, char *v);
+    void (*kv_put)(const float *key, const float *val, const float *center, int n_kv_heads, int head_dim, int k_type,
+                   int v_type, int block_size, int slot, char *k, char *v);
     /* scratch: lr_cpu_attn_scratch() bytes, 64-byte aligned, one a thread. A row that sees nothing (a negative
      * position) gives zeros. Slots that no row of the task sees are never read, so their table entries may be anything.
      */

@@ -22,7 +22,8 @@ M.engine_options = {
     template = "string|function", policy = "table|function|string", speculate = spec.type,
 }
 local kv_options = {
-    blocks = "integer|string|table", memory = "number", type = "string", block_size = "integer",
+    blocks = "integer|string|table", memory = "number", type = "string", value_type = "string",
+    block_size = "integer",
     prefix_cache = "boolean", hash_bits = "integer", spill = "string", spill_bytes = "integer",
 }
 
@@ -30,8 +31,10 @@ local function engine_config(call, o, default_kv_type)
     local kv = o.kv or {}
     options.check(call .. ": kv", kv, kv_options, 3)
     local types = require("llmrun.plan").kv_value_bytes
-    if kv.type and not types[kv.type] then
-        errors.raise(call, ("kv.type: f32, f16, bf16, q8_0 or q4_0 expected, got '%s'"):format(kv.type))
+    for _, name in ipairs { "type", "value_type" } do
+        if kv[name] and not types[kv[name]] then
+            errors.raise(call, ("kv.%s: f32, f16, bf16, q8_0 or q4_0 expected, got '%s'"):format(name, kv[name]))
+        end
     end
     local blocks = kv.blocks
     if type(blocks) == "string" then
@@ -43,8 +46,9 @@ local function engine_config(call, o, default_kv_type)
     local c = {
         context = o.ctx, max_batch_tokens = o.max_batch_tokens, max_seqs = o.max_seqs, max_waiting = o.max_waiting,
         chunk = o.chunk, preempt = o.preempt, swap_bytes = o.swap_bytes, max_pinned = o.max_pinned,
-        patience = o.patience, kv_blocks = blocks, kv_type = kv.type or default_kv_type, block_size = kv.block_size,
-        prefix_cache = kv.prefix_cache, hash_bits = kv.hash_bits, spill = kv.spill, spill_bytes = kv.spill_bytes,
+        patience = o.patience, kv_blocks = blocks, kv_type = kv.type or default_kv_type,
+        kv_value_type = kv.value_type, block_size = kv.block_size, prefix_cache = kv.prefix_cache,
+        hash_bits = kv.hash_bits, spill = kv.spill, spill_bytes = kv.spill_bytes,
     }
     if kv.memory then
         if not (kv.memory > 0 and kv.memory < 2 ^ 53) then

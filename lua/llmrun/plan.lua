@@ -42,8 +42,9 @@ local function run_script(file, hp, script)
     return counter.kv
 end
 
---- Bytes of one value in KV of a type, on average of keys and values: q4_0 has 6 bits for the one, 4 for the other.
-M.kv_value_bytes = { f32 = 4, f16 = 2, bf16 = 2, q8_0 = 34 / 32, q4_0 = 22 / 32 }
+--- Bytes of one value in KV of a type. Keys of q4_0 have 6 bits.
+M.kv_value_bytes = { f32 = 4, f16 = 2, bf16 = 2, q8_0 = 34 / 32, q4_0 = 18 / 32 }
+M.kv_key_bytes = setmetatable({ q4_0 = 26 / 32 }, { __index = M.kv_value_bytes })
 
 --- KV layers { kv_heads, head_dim, window } of an open GGUF file, and its hyperparameters; nil, text.
 ---@param file any
@@ -62,14 +63,18 @@ function M.layers(file, n_tokens, script)
 end
 
 --- Bytes of KV for so many sequences of ctx tokens, in whole blocks. q8_0 and q4_0 leave the first layer at f16.
-function M.kv_bytes(layers, ctx, batch, kv_type, block_size)
+---@param kv_type string of keys
+---@param block_size integer
+---@param value_type? string of values, if another
+function M.kv_bytes(layers, ctx, batch, kv_type, block_size, value_type)
+    local function of(i, type) return i == 1 and type:find("^q") and "f16" or type end
     local total = 0
     for i, l in ipairs(layers) do
-        local value = M.kv_value_bytes[i == 1 and kv_type:find("^q") and "f16" or kv_type]
+        local slot = M.kv_key_bytes[of(i, kv_type)] + M.kv_value_bytes[of(i, value_type or kv_type)]
         -- a window's layers let go of blocks that they can no longer see
         local tokens = l.window > 0 and math.min(ctx, l.window + 2 * block_size) or ctx
         local blocks = (tokens + block_size - 1) // block_size
-        total = total + 2 * l.kv_heads * l.head_dim * value * blocks * block_size
+        total = total + l.kv_heads * l.head_dim * slot * blocks * block_size
     end
     return math.ceil(total * batch)
 end

@@ -16,12 +16,17 @@ void lr_backend_free(lr_backend *b)
     if (b) b->ops->free(b);
 }
 
+bool lr_kv_type_good(int type)
+{
+    return type == LR_F32 || type == LR_F16 || type == LR_BF16 || type == LR_Q8_0 || type == LR_Q4_0;
+}
+
 int lr_kv_layer_type(int type, int layer) { return layer == 0 && (type == LR_Q8_0 || type == LR_Q4_0) ? LR_F16 : type; }
 
 size_t lr_kv_part_bytes(const lr_kv_spec *s, int layer, bool keys)
 {
     const lr_kv_layer *l = &s->layers[layer];
-    int type = lr_kv_layer_type(s->type, layer);
+    int type = lr_kv_layer_type(keys ? s->type : s->value_type, layer);
     return (lr_cpu_kv_bytes(type, keys, l->n_kv_heads, l->head_dim, s->block_size) + 63) & ~(size_t)63;
 }
 

@@ -103,7 +103,8 @@ typedef struct lr_kv_layer {
 typedef struct lr_kv_spec {
     int n_layers;
     const lr_kv_layer *layers;
-    int type;                   /* LR_F32, LR_F16, LR_BF16, LR_Q8_0, LR_Q4_0; see lr_kv_layer_type */
+    int type;                   /* of keys: LR_F32, LR_F16, LR_BF16, LR_Q8_0, LR_Q4_0; see lr_kv_layer_type */
+    int value_type;             /* of values */
     int block_size;             /* token slots a block, 1..256 */
     int n_blocks[LR_KV_GROUPS]; /* 0 = the group is not in use */
 } lr_kv_spec;
@@ -112,6 +113,8 @@ typedef struct lr_kv_spec {
  * keys stand for single tokens, not yet mixed, and small errors in them cost more than those of all other layers
  * together. */
 int lr_kv_layer_type(int type, int layer);
+/* Can keys or values have this type? */
+bool lr_kv_type_good(int type);
 
 /* One sequence's share of a batch: rows row .. row+n-1 are its tokens at positions pos .. pos+n-1. Their KV slots are
  * in blocks table[g][p / block_size], all positions before pos hold valid KV. */

@@ -116,7 +116,8 @@ static void cpu_kv_free(lr_backend *b, lr_kv_store *kv)
     lr_free(kv->layers);
     lr_free(kv->offset);
     lr_free(kv->part);
-    lr_free(kv->types);
+    lr_free(kv->k_types);
+    lr_free(kv->v_types);
     lr_free(kv);
 }
 
@@ -139,9 +140,10 @@ static int cpu_kv_new(lr_backend *b, const lr_kv_spec *s, lr_kv_store **out, lr_
 {
     if (s->block_size < 1 || s->block_size > 256)
         return lr_fail(err, LR_EINVAL, "KV block size %d is not in 1..256", s->block_size);
-    if (s->type != LR_F32 && s->type != LR_F16 && s->type != LR_BF16 && s->type != LR_Q8_0 && s->type != LR_Q4_0)
+    int bad = lr_kv_type_good(s->type) ? s->value_type : s->type;
+    if (!lr_kv_type_good(bad))
         return lr_fail(err, LR_EUNSUPPORTED, "KV type %s is not one of f32, f16, bf16, q8_0, q4_0",
-                       lr_dtype_name(s->type) ? lr_dtype_name(s->type) : "?");
+                       lr_dtype_name(bad) ? lr_dtype_name(bad) : "?");
     lr_kv_store *kv = lr_calloc(1, sizeof *kv);
     if (!kv) return lr_fail(err, LR_ENOMEM, "no memory for the KV store");
     size_t n = (size_t)s->n_layers;
@@ -149,18 +151,21 @@ static int cpu_kv_new(lr_backend *b, const lr_kv_spec *s, lr_kv_store **out, lr_
     kv->layers = lr_calloc(n, sizeof *kv->layers);
     kv->offset = lr_calloc(n, sizeof *kv->offset);
     kv->part = lr_calloc(n, sizeof *kv->part);
-    kv->types = lr_calloc(n, sizeof *kv->types);
-    if (!kv->layers || !kv->offset || !kv->part || !kv->types)
+    kv->k_types = lr_calloc(n, sizeof *kv->k_types);
+    kv->v_types = lr_calloc(n, sizeof *kv->v_types);
+    if (!kv->layers || !kv->offset || !kv->part || !kv->k_types || !kv->v_types)
         rc = lr_fail(err, LR_ENOMEM, "no memory for the KV store");
     kv->n_layers = s->n_layers;
     kv->block_size = s->block_size;
     for (int i = 0; i < s->n_layers && !rc; i++) {
         const lr_kv_layer *l = &s->layers[i];
-        if ((s->type == LR_Q8_0 || s->type == LR_Q4_0) && l->head_dim % 32)
-            rc = lr_fail(err, LR_EUNSUPPORTED, "KV type %s needs heads of a multiple of 32, not %d",
-                         lr_dtype_name(s->type), l->head_dim);
+        int few = s->type == LR_Q8_0 || s->type == LR_Q4_0 ? s->type : s->value_type;
+        if ((few == LR_Q8_0 || few == LR_Q4_0) && l->head_dim % 32)
+            rc = lr_fail(err, LR_EUNSUPPORTED, "KV type %s needs heads of a multiple of 32, not %d", lr_dtype_name(few),
+                         l->head_dim);
         kv->layers[i] = *l;
-        kv->types[i] = lr_kv_layer_type(s->type, i);
+        kv->k_types[i] = lr_kv_layer_type(s->type, i);
+        kv->v_types[i] = lr_kv_layer_type(s->value_type, i);
         kv->part[i] = lr_kv_part_bytes(s, i, true);
         kv->offset[i] = kv->block_bytes[l->group];
         kv->block_bytes[l->group] += kv->part[i] + lr_kv_part_bytes(s, i, false);

@@ -35,9 +35,9 @@ struct lr_weight {
 
 struct lr_kv_store {
     lr_kv_layer *layers;
-    size_t *offset; /* (n_layers) of a layer's K part in a block; V follows at offset + part */
-    size_t *part;   /* (n_layers) bytes of a K part */
-    int *types;     /* (n_layers) lr_kv_layer_type */
+    size_t *offset;         /* (n_layers) of a layer's K part in a block; V follows at offset + part */
+    size_t *part;           /* (n_layers) bytes of a K part */
+    int *k_types, *v_types; /* (n_layers) lr_kv_layer_type */
     int n_layers, block_size;
     int n_blocks[LR_KV_GROUPS];
     size_t block_bytes[LR_KV_GROUPS];

@@ -40,7 +40,8 @@ static void put_kv(const run_ctx *c, const plan_op *o, int r)
     char *k = kv->base[l->group] + (size_t)block * kv->block_bytes[l->group] + kv->offset[o->layer];
     size_t w = (size_t)l->n_kv_heads * (size_t)l->head_dim;
     p->be->k->kv_put(p->ptr[o->in[0]] + (size_t)r * w, p->ptr[o->in[1]] + (size_t)r * w, o->center, l->n_kv_heads,
-                     l->head_dim, kv->types[o->layer], kv->block_size, pos % kv->block_size, k, k + kv->part[o->layer]);
+                     l->head_dim, kv->k_types[o->layer], kv->v_types[o->layer], kv->block_size, pos % kv->block_size, k,
+                     k + kv->part[o->layer]);
 }
 
 static void norm_row(const lr_cpu_kernels *k, const plan_op *o, const float *x, float *y, int width)
@@ -227,7 +228,8 @@ static lr_attn_task attn_of(const run_ctx *c, const plan_op *o, int pair)
         .scale = o->scale,
         .softcap = o->softcap,
         .sinks = o->sinks,
-        .kv_type = kv->types[o->layer],
+        .k_type = kv->k_types[o->layer],
+        .v_type = kv->v_types[o->layer],
         .block_size = kv->block_size,
         .table = seq->table[g],
         .k = base,

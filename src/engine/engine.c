@@ -14,6 +14,7 @@ lr_engine_config lr_engine_defaults(void)
                               .max_waiting = 65536,
                               .block_size = 16,
                               .kv_type = LR_F16,
+                              .kv_value_type = -1,
                               .prefix_cache = true,
                               .preempt = LR_PREEMPT_RECOMPUTE,
                               .swap_bytes = (size_t)1 << 30,
@@ -55,10 +56,9 @@ static int fill_config(lr_engine_config *c, const lr_model *m, lr_error *err)
     }
     if (!(c->kv_fraction >= 0 && c->kv_fraction <= 1))
         return lr_fail(err, LR_EINVAL, "kv_fraction %g is not in 0..1", c->kv_fraction);
-    if (c->kv_type != LR_F32 && c->kv_type != LR_F16 && c->kv_type != LR_BF16 && c->kv_type != LR_Q8_0 &&
-        c->kv_type != LR_Q4_0) {
-        return lr_fail(err, LR_EINVAL, "type %d is none for KV", c->kv_type);
-    }
+    if (c->kv_value_type < 0) c->kv_value_type = c->kv_type;
+    int bad = lr_kv_type_good(c->kv_type) ? c->kv_value_type : c->kv_type;
+    if (!lr_kv_type_good(bad)) return lr_fail(err, LR_EINVAL, "type %d is none for KV", bad);
     return 0;
 }
 
@@ -157,8 +157,11 @@ static void mover_write(void *user, int g, int b, const void *src)
 static int make_pool(lr_engine *e, lr_error *err)
 {
     lr_model *m = e->model;
-    lr_kv_spec spec = {
-        .n_layers = m->n_kv_layers, .layers = m->kv_layers, .type = e->cfg.kv_type, .block_size = e->cfg.block_size};
+    lr_kv_spec spec = {.n_layers = m->n_kv_layers,
+                       .layers = m->kv_layers,
+                       .type = e->cfg.kv_type,
+                       .value_type = e->cfg.kv_value_type,
+                       .block_size = e->cfg.block_size};
     int rc = size_pool(e, &spec, err);
     if (!rc) rc = m->ops->start(m, &spec, e->cfg.max_batch_tokens, e->max_out, err);
     if (rc) return rc;

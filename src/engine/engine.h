@@ -39,6 +39,7 @@ typedef struct lr_engine_config {
     double kv_fraction;     /* of the memory that is available now; 0 = one context, up to four of them in 16384 tokens,
                                but at most 0.4 of the memory */
     int kv_type;            /* lr_dtype; LR_F16 */
+    int kv_value_type;      /* lr_dtype of values, if they have another than keys; -1 */
     int context;            /* longest sequence; 0 = the model's */
     bool prefix_cache;      /* true */
     int max_pinned;         /* blocks (group 0) that pinned sequences may hold; 0 = half the pool */

@@ -21,7 +21,8 @@ typedef struct head {
     uint64_t magic;
     uint32_t version, n_groups;
     uint64_t fingerprint;
-    int32_t kv_type, block_size;
+    int16_t kv_type, kv_value_type;
+    int32_t block_size;
     int32_t n_tokens, computed;
     int32_t first[LR_KV_GROUPS]; /* entries before are not there */
     uint64_t block_bytes[LR_KV_GROUPS];
@@ -122,7 +123,8 @@ int lr_seq_save(lr_seq *s, const char *path, lr_error *err)
               .version = VERSION,
               .n_groups = (uint32_t)e->model->n_groups,
               .fingerprint = e->model->fingerprint,
-              .kv_type = e->cfg.kv_type,
+              .kv_type = (int16_t)e->cfg.kv_type,
+              .kv_value_type = (int16_t)e->cfg.kv_value_type,
               .block_size = e->cfg.block_size,
               .n_tokens = s->len,
               .computed = s->kv.computed};
@@ -229,7 +231,8 @@ out:
 /* The KV of the file can be used as it is. */
 static bool same_layout(const lr_engine *e, const head *h)
 {
-    if (h->kv_type != e->cfg.kv_type || h->block_size != e->cfg.block_size || (int)h->n_groups != e->model->n_groups)
+    if (h->kv_type != e->cfg.kv_type || h->kv_value_type != e->cfg.kv_value_type ||
+        h->block_size != e->cfg.block_size || (int)h->n_groups != e->model->n_groups)
         return false;
     for (int g = 0; g < e->model->n_groups; g++) {
         int w = e->model->window[g], first = w > 0 && h->computed >= w ? (h->computed - w + 1) / h->block_size : 0;

@@ -146,6 +146,8 @@ static int engine_info(lua_State *L)
     set_int(L, "chunk", c->chunk);
     lua_pushstring(L, lr_dtype_name(c->kv_type));
     lua_setfield(L, -2, "kv_type");
+    lua_pushstring(L, lr_dtype_name(c->kv_value_type));
+    lua_setfield(L, -2, "kv_value_type");
     lr_backend *be = lr_model_backend(lr_engine_model(e));
     lua_pushstring(L, be ? be->ops->describe(be) : "scripted");
     lua_setfield(L, -2, "backend");
@@ -299,6 +301,8 @@ static int read_config(lua_State *L)
     if (!lua_isnoneornil(L, 2)) read_blocks(L, 2, &c);
     const char *type = lr_lua_opt_str(L, 2, "kv_type", NULL), *preempt = lr_lua_opt_str(L, 2, "preempt", NULL);
     if (type && (c.kv_type = lr_dtype_parse(type)) < 0) return luaL_error(L, "unknown KV type '%s'", type);
+    type = lr_lua_opt_str(L, 2, "kv_value_type", NULL);
+    if (type && (c.kv_value_type = lr_dtype_parse(type)) < 0) return luaL_error(L, "unknown KV type '%s'", type);
     if (preempt && strcmp(preempt, "swap") != 0 && strcmp(preempt, "recompute") != 0)
         return luaL_error(L, "preempt: \"swap\" or \"recompute\" expected, got '%s'", preempt);
     if (preempt) c.preempt = strcmp(preempt, "swap") == 0 ? LR_PREEMPT_SWAP : LR_PREEMPT_RECOMPUTE;
@@ -307,7 +311,7 @@ static int read_config(lua_State *L)
 }
 
 /* engine_new(model, options) -> engine, which takes the model over; nil, text, code. Options: the fields of
- * lr_engine_config; kv_type is a name, kv_blocks a number or a list (one a group). */
+ * lr_engine_config; kv_type and kv_value_type are names, kv_blocks a number or a list (one a group). */
 static int core_engine_new(lua_State *L)
 {
     lr_lua_check_model(L, 1);

@@ -80,7 +80,7 @@ static pool pool_new(int n, int heads, int dim, int type, int bs)
     for (int i = 0; i < n; i++) {
         for (int d = 0; d < heads * dim; d++) x[d] = (float)((i * 31 + d * 17) % 101) / 50 - 1;
         size_t at = (size_t)p.table[i / bs] * p.stride;
-        kern->kv_put(x, x, NULL, heads, dim, type, bs, i % bs, p.k + at, p.v + at);
+        kern->kv_put(x, x, NULL, heads, dim, type, type, bs, i % bs, p.k + at, p.v + at);
     }
     free(x);
     return p;
@@ -104,7 +104,8 @@ static lr_attn_task task(const pool *p, int group, const float *q, float *out)
                           .head_dim = p->dim,
                           .n_kv_heads = p->heads,
                           .scale = 0.1f,
-                          .kv_type = p->type,
+                          .k_type = p->type,
+                          .v_type = p->type,
                           .block_size = p->bs,
                           .table = p->table,
                           .k = p->k,
@@ -250,7 +251,7 @@ static void vocab_and_rows(void)
     TIME("gelu_erf", D, 2000, kern->act(LR_ACT_GELU_ERF, x, y, D));
     TIME("softcap", D, 2000, kern->softcap(x, 50, y, D));
     TIME("rope", D, 2000, kern->rope(y, D / 64, 64, 64, false, x));
-    TIME("kv_put_f16", 192 * 2, 2000, kern->kv_put(x, x, NULL, 3, 64, LR_F16, 16, 3, (char *)y, (char *)ids));
+    TIME("kv_put_f16", 192 * 2, 2000, kern->kv_put(x, x, NULL, 3, 64, LR_F16, LR_F16, 16, 3, (char *)y, (char *)ids));
     (void)keep;
 }
 

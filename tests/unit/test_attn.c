@@ -27,17 +27,22 @@ typedef struct seq {
     int n, heads, dim, bs, type, blocks;
     float *key, *val;    /* (n, heads, dim) */
     const float *center; /* (heads, dim) or NULL */
+    int other;           /* of values, plus 1; 0: as keys */
     char *k, *v;
     size_t stride;
     int32_t *table;
 } seq;
+
+static int value_type(const seq *s) { return s->other ? s->other - 1 : s->type; }
 
 static void seq_page(seq *s, const lr_cpu_kernels *kern, int type, int bs)
 {
     s->type = type;
     s->bs = bs;
     s->blocks = (s->n + bs - 1) / bs;
-    s->stride = lr_cpu_kv_bytes(type, true, s->heads, s->dim, bs);
+    size_t keys = lr_cpu_kv_bytes(type, true, s->heads, s->dim, bs);
+    size_t values = lr_cpu_kv_bytes(value_type(s), false, s->heads, s->dim, bs);
+    s->stride = keys > values ? keys : values;
     size_t bytes = s->stride * (size_t)s->blocks;
     s->k = malloc(bytes); /* exactly as much as the layout says: the sanitizer sees a read past it */
     s->v = malloc(bytes);
@@ -47,7 +52,8 @@ static void seq_page(seq *s, const lr_cpu_kernels *kern, int type, int bs)
     for (int i = 0; i < s->blocks; i++) s->table[i] = (i & 1) ? s->blocks - 1 - i / 2 : i / 2;
     for (int p = 0; p < s->n; p++) {
         size_t at = (size_t)p * s->heads * s->dim, b = (size_t)s->table[p / bs] * s->stride;
-        kern->kv_put(s->key + at, s->val + at, s->center, s->heads, s->dim, type, bs, p % bs, s->k + b, s->v + b);
+        kern->kv_put(s->key + at, s->val + at, s->center, s->heads, s->dim, type, value_type(s), bs, p % bs, s->k + b,
+                     s->v + b);
     }
 }
 
@@ -97,7 +103,8 @@ static lr_attn_task task_of(const seq *s, const query *c, const float *q, float 
                           .scale = 1 / sqrtf((float)s->dim),
                           .softcap = c->softcap,
                           .sinks = c->sinks,
-                          .kv_type = s->type,
+                          .k_type = s->type,
+                          .v_type = value_type(s),
                           .block_size = s->bs,
                           .table = s->table,
                           .k = s->k,
@@ -214,7 +221,7 @@ static void reference(const seq *s, const query *c, const float *q, int r, int h
     for (int j = lo; j <= p; j++) sum += w[j] = exp(w[j] - top);
     if (c->sinks) sum += exp(c->sinks[h] - top);
     for (int j = lo; j <= p; j++) {
-        round_row(s->val + ((size_t)j * s->heads + kvh) * dim, dim, s->type, false, row);
+        round_row(s->val + ((size_t)j * s->heads + kvh) * dim, dim, value_type(s), false, row);
         for (int d = 0; d < dim; d++) out[d] += w[j] / sum * row[d];
     }
     free(w);
@@ -248,9 +255,9 @@ static void check_case(seq *s, const query *c, int type, int bs)
         double err = 0, norm = 0;
         for (size_t j = 0; j < n; j++) err += (out[j] - want[j]) * (out[j] - want[j]), norm += want[j] * want[j];
         if (!(err <= 1e-11 * norm)) {
-            fail_msg("%s type %s bs %d dim %d heads %d group %d rows %d pos %d window %d cap %g sinks %d: nmse %g",
-                     tables[i].name, lr_dtype_name(type), bs, s->dim, s->heads, c->group, c->rows, c->pos, c->window,
-                     (double)c->softcap, c->sinks != NULL, err / norm);
+            fail_msg("%s type %s/%s bs %d dim %d heads %d group %d rows %d pos %d window %d cap %g sinks %d: nmse %g",
+                     tables[i].name, lr_dtype_name(type), lr_dtype_name(value_type(s)), bs, s->dim, s->heads, c->group,
+                     c->rows, c->pos, c->window, (double)c->softcap, c->sinks != NULL, err / norm);
         }
         seq_unpage(s);
     }
@@ -285,6 +292,17 @@ static void test_shapes(void **state)
     seq s = seq_new(70, 8, 64);
     query c = {.rows = 3, .group = 1, .pos = 66};
     check_case(&s, &c, LR_F16, 16);
+    seq_free(&s);
+}
+
+static void test_two_types(void **state)
+{
+    seq s = seq_new(90, 2, 64);
+    for (int i = 0; i < TYPES * TYPES; i++) {
+        query c = {.rows = i % 3 ? 16 : 1, .group = 1 + i % 4, .pos = 70};
+        s.other = types[i / TYPES] + 1;
+        if (types[i % TYPES] != types[i / TYPES]) check_case(&s, &c, types[i % TYPES], i % 2 ? 16 : 3);
+    }
     seq_free(&s);
 }
 
@@ -589,7 +607,7 @@ int main(void)
         cmocka_unit_test(test_windows),          cmocka_unit_test(test_softcap_sinks),
         cmocka_unit_test(test_same_bits),        cmocka_unit_test(test_nothing_to_see),
         cmocka_unit_test(test_extreme_scores),   cmocka_unit_test(test_unseen_is_untouched),
-        cmocka_unit_test(test_outlier_channels),
+        cmocka_unit_test(test_outlier_channels), cmocka_unit_test(test_two_types),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -20,6 +20,8 @@ M.model_flags = {
       help = "int8, bf16: form of activations; f32: the exact, slow reference path" },
     { "kv-type", arg = "TYPE", choices = { "f32", "f16", "bf16", "q8_0", "q4_0" },
       help = "number format of the KV cache" },
+    { "kv-value-type", arg = "TYPE", choices = { "f32", "f16", "bf16", "q8_0", "q4_0" },
+      help = "number format of its values (default: as --kv-type)" },
     { "block-size", arg = "N", type = "integer", range = { 1, 256 },
       help = "tokens in a KV block, 1 to 256 (default 16)" },
     { "device", arg = "NAME", help = "cpu or cuda:N (default: the best there is)" },
@@ -32,7 +34,7 @@ M.model_flags = {
 function M.load_options(o)
     return {
         threads = o.threads, ctx = o.ctx, compute = o.compute, device = o.device,
-        kv = { type = o.kv_type, block_size = o.block_size },
+        kv = { type = o.kv_type, value_type = o.kv_value_type, block_size = o.block_size },
     }
 end
 

@@ -150,7 +150,8 @@ function M.run(o)
     local blocks = ((o.depth + o.decode + 1) // block + 2) * most + (o.prefill // block + 2)
     local model <close> = common.load(o, {
         ctx = o.ctx or need, max_batch_tokens = math.max(512, o.prefill), max_seqs = math.max(64, most),
-        kv = { type = o.kv_type, block_size = o.block_size, blocks = blocks, prefix_cache = false },
+        kv = { type = o.kv_type, value_type = o.kv_value_type, block_size = o.block_size, blocks = blocks,
+            prefix_cache = false },
     })
     local progress = common.progress()
     if not o.json then print(("%s, %s"):format(model.info.name, model.info.backend)) end

@@ -23,6 +23,8 @@ local M = {
         { "batch", short = "b", arg = "N", type = "integer", default = 1, help = "sequences at once" },
         { "kv-type", arg = "TYPE", default = "f16", choices = { "f32", "f16", "bf16", "q8_0", "q4_0" },
           help = "KV format" },
+        { "kv-value-type", arg = "TYPE", choices = { "f32", "f16", "bf16", "q8_0", "q4_0" },
+          help = "format of its values (default: as --kv-type)" },
         { "block-size", arg = "N", type = "integer", default = 16, help = "tokens of a KV block" },
         { "tensors", help = "lists every tensor" },
         { "key", arg = "NAME", help = "prints this metadata value in full, and nothing else" },
@@ -77,7 +79,7 @@ local function gather(path, o)
     r.ctx = o.ctx or r.hp.ctx
     if r.ctx < 1 or o.batch < 1 then args.fail("--ctx and --batch must be at least 1", 2) end
     if o.block_size < 1 or o.block_size > 256 then args.fail("--block-size: 1 to 256 expected", 2) end
-    r.kv_bytes = plan.kv_bytes(r.layers, r.ctx, o.batch, o.kv_type, o.block_size)
+    r.kv_bytes = plan.kv_bytes(r.layers, r.ctx, o.batch, o.kv_type, o.block_size, o.kv_value_type)
     return r
 end
 
@@ -95,8 +97,9 @@ local function print_memory(r, o)
         windowed > 0 and (", %d layers with a window of %d"):format(windowed, window) or ""))
     print("\nmemory")
     print(("  weights  %10s   mapped, and repacked at most once"):format(common.size(r.weight_bytes)))
+    local types = o.kv_value_type and ("%s and %s"):format(o.kv_type, o.kv_value_type) or o.kv_type
     print(("  KV       %10s   %d sequence%s of %d tokens, %s, blocks of %d"):format(common.size(r.kv_bytes), o.batch,
-        o.batch == 1 and "" or "s", r.ctx, o.kv_type, o.block_size))
+        o.batch == 1 and "" or "s", r.ctx, types, o.block_size))
     print(("  together %10s"):format(common.size(r.weight_bytes + r.kv_bytes)))
 end
 
@@ -120,7 +123,7 @@ local function print_json(r, o)
     local json = require "cjson"
     local out = { path = r.path, version = r.info.version, bytes = r.info.bytes, parameters = r.parameters,
         weight_bytes = r.weight_bytes, tensors = r.tensors, metadata = {}, kv_bytes = r.kv_bytes, ctx = r.ctx,
-        batch = o.batch, kv_type = o.kv_type, problem = r.problem }
+        batch = o.batch, kv_type = o.kv_type, kv_value_type = o.kv_value_type, problem = r.problem }
     for _, k in ipairs(r.keys) do
         local v = r.file:get(k.key)
         if type(v) == "table" and #v > 64 then v = { count = #v, type = k.type } end

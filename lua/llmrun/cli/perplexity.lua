@@ -45,7 +45,8 @@ function M.run(o)
     local block = o.block_size or 16
     local model <close> = common.load(o, {
         ctx = math.max(o.ctx or 0, o.window),
-        kv = { type = o.kv_type, block_size = o.block_size, blocks = (o.window // block + 2) * (parallel + 1),
+        kv = { type = o.kv_type, value_type = o.kv_value_type, block_size = o.block_size,
+            blocks = (o.window // block + 2) * (parallel + 1),
             prefix_cache = false },
     })
     local ids = model:tokenize(text, { bos = true })
