@@ -5,10 +5,11 @@
 ---   choices  a list of strings
 ---   grammar  GBNF (rules with ::=) or EBNF as Lark writes it (rules with :)
 ---   lua      a function(prefix): sees the text so far and says what comes next (below)
+---   tagged   { open =, close =, json = schema }: free text with values of a schema between marks (grammar/tagged.lua)
 ---   holes    { name = function(text) -> list of strings } for grammar: <name> in it asks when the text has come there
 ---   whitespace, one_of  for json, as grammar.compile takes them
 ---
---- One of the first five. What can't be honoured is an error of the call, which names the place.
+--- One of the first six. What can't be honoured is an error of the call, which names the place.
 ---
 --- The function of lua is called at the beginning, and whenever a piece that it gave may have ended. It returns nil or
 --- false: the text is complete; a string: this comes next; a list of strings: one of them does; or a table with one of
@@ -25,12 +26,12 @@ local json = require "llmrun.json"
 
 local M = {}
 
-local KINDS = { "json", "regex", "choices", "grammar", "lua" }
+local KINDS = { "json", "regex", "choices", "grammar", "lua", "tagged" }
 
 --- Names and types, for options.check.
 M.options = {
     json = "any", regex = "string", choices = "table", grammar = "string", lua = "function", holes = "table",
-    whitespace = "string", one_of = "string",
+    whitespace = "string", one_of = "string", tagged = "table",
 }
 
 -- Compiled grammars ---------------------------------------------------------------------------------------------------
@@ -74,15 +75,15 @@ end
 --- What compile gets, and a text that stands for it; nil and why, if there is none.
 local function request_of(kind, o)
     local v = o[kind]
-    if kind == "json" then
+    if kind == "json" or kind == "tagged" then
         local text = v
         if type(v) ~= "string" then
             local err
             text, err = json.encode(v)
-            if not text then return nil, "json: " .. err end
+            if not text then return nil, kind .. ": " .. err end
         end
-        return { json = v, whitespace = o.whitespace, one_of = o.one_of },
-            ("json\0%s\0%s\0%s"):format(o.whitespace or "", o.one_of or "", text)
+        return { [kind] = v, whitespace = o.whitespace, one_of = o.one_of },
+            ("%s\0%s\0%s\0%s"):format(kind, o.whitespace or "", o.one_of or "", text)
     elseif kind == "choices" then
         local parts = { "choices" }
         for i, s in ipairs(v) do parts[i + 1] = type(s) == "string" and string.pack("s4", s) or "?" .. type(s) end

@@ -62,6 +62,30 @@ describe("a constraint", function()
         end
     end)
 
+    it("tagged: free text, with values of a schema between marks", function()
+        local m <close> = anything({ vocab = { "<v>" } }, { ["<v>"] = 5 })
+        local tagged = { open = "<v>", close = "</v>", json = { enum = { "ab", 12 } } }
+        local found, free = {}, 0
+        for seed = 1, 8 do
+            local r = text_of(m, { tagged = tagged, seed = seed, max_tokens = 60 })
+            if r.finish_reason == "stop" or r.text:find "</v>[^<]*$" then
+                local rest = r.text:gsub("<v>(.-)</v>", function(v)
+                    found[v] = true
+                    return ""
+                end)
+                assert.is_nil(rest:find("<v>", 1, true), r.text)
+                free = free + #rest
+            end
+        end
+        assert.same({ ['"ab"'] = true, ["12"] = true }, found)
+        assert.is_true(free > 0)
+        tagged.most = 1
+        assert.truthy(text_of(m, { tagged = tagged, seed = 1, max_tokens = 200 }).text:find "^.-<v>[^<]+</v>$")
+        raises("format", { "tagged.close: a text expected" }, text_of, m, { tagged = { open = "x", json = true } })
+        raises("format", { "tagged: #/type" }, text_of, m, { tagged = { open = "x", close = "y",
+            json = { type = "z" } } })
+    end)
+
     it("is the same whoever shares the batch, streamed, forked, and preempted", function()
         local kinds = {
             { json = person }, { regex = "([a-z]+ ){4}" }, { choices = { "abcdefgh", "abcdefxyz" } },

@@ -210,6 +210,37 @@ describe("tool_choice (B44)", function()
         t.refused(CHAT, chat { tools = tools, tool_choice = "required", guided_regex = "x" }, "tool_choice")
     end)
 
+    it("auto: what a model writes between the marks of a call is valid, too", function()
+        local t <close> = serving({ vocab = { "<tool_call>\n", " ", "ab", '"}' } }, { ["<tool_call>\n"] = 40 })
+        for seed = 1, 5 do
+            local o = chat { tools = tools, seed = seed, parallel_tool_calls = false, temperature = 1 }
+            local c = t.ok(CHAT, o).choices[1]
+            assert.equal("tool_calls", c.finish_reason)
+            assert.equal(1, #c.message.tool_calls)
+            valid(c.message.tool_calls[1])
+            o.stream = true
+            local text, name = "", nil
+            for _, e in ipairs(t.ok(CHAT, o)) do
+                for _, d in ipairs(e ~= "[DONE]" and e.choices or {}) do
+                    for _, call in ipairs(d.delta.tool_calls or {}) do
+                        name = name or call["function"].name
+                        text = text .. call["function"].arguments
+                    end
+                end
+            end
+            assert.same({ c.message.tool_calls[1]["function"].name, c.message.tool_calls[1]["function"].arguments },
+                { name, text })
+            o = chat { tools = tools, seed = seed, max_tokens = 900 }
+            for _, call in ipairs(t.ok(CHAT, o).choices[1].message.tool_calls or {}) do valid(call) end
+        end
+        -- schemas that can't be held to: as the model writes it, unless the tool is strict
+        local bad = json.decode [[ [{ "type": "function", "function": { "name": "bad", "parameters": {
+            "type": "object", "properties": { "a": { "pattern": "(?<=x)" } } } } }] ]]
+        t.ok(CHAT, chat { tools = bad, max_tokens = 4 })
+        bad[1]["function"].strict = true
+        t.refused(CHAT, chat { tools = bad, max_tokens = 4 }, "tools[0].function.parameters", "#/properties/a/pattern")
+    end)
+
     it("arguments that can't be held to their schema are refused, with the place", function()
         local t <close> = serving()
         local bad = json.decode [=[[{ "type": "function", "function": { "name": "ok" } }, { "type": "function",

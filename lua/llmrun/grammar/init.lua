@@ -10,6 +10,7 @@
 ---   choices  a list of strings
 ---   grammar  GBNF, as llama.cpp reads it; the text is what rule root matches
 ---   lark     EBNF as Lark writes it; the text is what rule start matches
+---   tagged   free text with values of a schema between marks (tagged.lua)
 --- and options: whitespace ("line", "none", "pretty"), one_of ("any"), ignore (a list of words) for json (see
 --- json_schema.lua), holes = { name = function(text) -> list of strings }: in grammar and lark, <name> is a place where
 --- one of the strings must stand that the function returns when the text has come there; root = name of the first rule.
@@ -26,10 +27,10 @@ local M = {}
 local Grammar = {}
 Grammar.__index = Grammar
 
-local KINDS = { "json", "regex", "choices", "grammar", "lark" }
+local KINDS = { "json", "regex", "choices", "grammar", "lark", "tagged" }
 local KNOWN = {
     json = "any", regex = "string", choices = "table", grammar = "string", lark = "string", whitespace = "string",
-    one_of = "string", ignore = "table", holes = "table", root = "string",
+    one_of = "string", ignore = "table", holes = "table", root = "string", tagged = "table",
 }
 
 -- Each defines the rule of one kind: (builder, value, options) -> rule, holes.
@@ -64,6 +65,10 @@ end
 
 function make.lark(b, text, opts)
     return require("llmrun.grammar.lark").rule(b, text, opts)
+end
+
+function make.tagged(b, spec, opts)
+    return require("llmrun.grammar.tagged").rule(b, spec, opts)
 end
 
 local function compile(kind, opts)

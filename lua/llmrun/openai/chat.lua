@@ -71,6 +71,7 @@ end
 function M.prepare(model, o, param)
     o.ids, o.prompt, o.style = choices.guarded(messages.prompt, model, o.messages, o.tools, o.vars)
     constraints.prepare(model, o)
+    if o.tools and not o.forced then constraints.prepare_auto(model, o) end
     choices.check_length(model, #o.ids, param or "messages")
     if o.tools and not o.forced and o.style.format.special then o.gen.special = true end
 end

@@ -106,9 +106,9 @@ end
 -- Calls that must come ----------------------------------------------------------------------------------------------
 
 -- How models of a family write a call, per format of tools.lua: what stands before its JSON, the name of the
--- arguments in it, whether it is an item of a list.
+-- arguments in it, whether it is an item of a list, what stands behind it where marks are text.
 local forms = {
-    hermes = { before = "<tool_call>\n", arguments = "arguments" },
+    hermes = { before = "<tool_call>\n", arguments = "arguments", after = "\n</tool_call>" },
     llama3 = { before = "", arguments = "parameters" },
     mistral = { before = "[TOOL_CALLS] ", arguments = "arguments", list = true },
     gemma = { before = "", arguments = "parameters" },
@@ -170,6 +170,26 @@ function M.prepare(model, o)
     if not ok then refuse(o, which, form, text) end
     if form.before ~= "" then
         for _, id in ipairs(model:tokenize(form.before, { special = true, bos = false })) do o.ids[#o.ids + 1] = id end
+    end
+end
+
+--- Calls that may come: what stands between the marks is held to the tools' schemas, where the family's marks are text
+--- and the schemas can be kept.
+function M.prepare_auto(model, o)
+    local form = forms[o.style.format.name]
+    if not form or not form.after then return end
+    local mark = model.vocab:find(form.before:match "^[^\n]+")
+    if mark and model.vocab:kind(mark) == "control" then return end
+    local any = json.array()
+    for i, def in ipairs(o.tools) do any[i] = call_schema(def, i, form) end
+    local spec = { open = form.before, close = form.after, json = json.object { anyOf = any },
+        most = o.one_call and 1 or nil }
+    if constrain.compile("tagged", { tagged = spec }) then
+        o.gen.tagged = spec
+        return
+    end
+    for i, def in ipairs(o.tools) do
+        if def.strict then refuse(o, function(d) return d == def end, form, ("tools[%d]"):format(i - 1)) end
     end
 end
 

@@ -142,6 +142,7 @@ local function read_tool(param, t, seen, flat)
     end
     seen[name] = true
     fr:text "description"
+    local strict = fr:boolean "strict"
     local schema = fr:object "parameters"
     local properties = schema and fields.get(schema, "properties")
     if properties and not json.is_object(properties) then
@@ -153,7 +154,9 @@ local function read_tool(param, t, seen, flat)
             name = name, description = fr:get "description", parameters = schema,
         }, { "name", "description", "parameters" }) }, { "type", "function" })
     end
-    return { name = name, schema = schema, spec = spec, order = properties and json.keys(properties) or {} }
+    return {
+        name = name, schema = schema, strict = strict, spec = spec, order = properties and json.keys(properties) or {},
+    }
 end
 
 --- The tools of a request: a list of { name, schema, spec, order }, also by name; nil if there are none. flat: as
