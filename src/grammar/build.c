@@ -233,6 +233,11 @@ void lr_gb_keep(lr_gb *b, uint32_t rule)
     if (rule < b->n_rule) b->rule[rule].keep = true;
 }
 
+void lr_gb_unique(lr_gb *b, uint32_t rule)
+{
+    if (rule < b->n_rule) b->rule[rule].keep = b->rule[rule].unique = true;
+}
+
 lr_gnode lr_gb_ref(lr_gb *b, uint32_t rule)
 {
     if (rule >= b->n_rule) lr_gb_fail(b, LR_EINVAL, "a rule that is none of this grammar");

@@ -232,7 +232,14 @@ lr_count *lr_count_get(walker *k, uint32_t in)
         if (c) c->refs++;
     }
     if (!c) {
+        bool hit = g->w.hole_hit;
+        g->w.hole_hit = false;
         c = walk_count(k, in);
+        if (c && g->w.hole_hit) { /* the text has a say in it: not to be kept */
+            lr_count_unref(c);
+            c = NULL;
+        }
+        g->w.hole_hit = hit;
         if (!c) {
             if (!g->w.err.code) g->d[in].flags |= D_NO_COUNT;
             return NULL;

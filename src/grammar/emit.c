@@ -98,6 +98,10 @@ static uint32_t rule_of(emitter *e, uint32_t r)
     const grule *g = &e->b->rule[r];
     if (e->rule[r] != N_NONE) return e->rule[r];
     uint32_t x = e->rule[r] = new_rule(e, g->node, g->name);
+    if (x != N_NONE && g->unique) {
+        e->n->rule[x].unique = true;
+        e->n->n_unique++;
+    }
     if (x != N_NONE && g->hole >= 0) {
         e->n->rule[x].hole = g->hole;
         e->n->rule[x].hole_id = g->hole_id;

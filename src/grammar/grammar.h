@@ -75,6 +75,10 @@ void lr_gb_define(lr_gb *, uint32_t rule, lr_gnode node);
 /* Keeps a rule from being copied into its callers: right for what many places share and what ends by itself (a quoted
  * string). */
 void lr_gb_keep(lr_gb *, uint32_t rule);
+/* Marks a rule that matches one item of a JSON array or one name of a JSON object (with its quotes): what it has
+ * matched may not be the same value as an earlier item of that array, or an earlier name of that object. The whole text
+ * must be JSON, and the rule may not be the root. See unique.c. */
+void lr_gb_unique(lr_gb *, uint32_t rule);
 lr_gnode lr_gb_ref(lr_gb *, uint32_t rule);
 /* A hole: what may stand here is asked when it is reached (lr_hole_fn). id is the caller's. */
 lr_gnode lr_gb_hole(lr_gb *, int id, const char *name, size_t n);

@@ -2,7 +2,8 @@
  *
  * build.c nodes and rules; emit.c nodes -> nondeterministic automaton (NFA); compile.c what is done to it (inlining,
  * dead ends, order of rules); leftrec.c left recursion; dfa.c determinised states; step.c frames and one byte's step;
- * match.c matchers; mask.c token masks; trie.c the vocabulary; chars.c characters -> bytes; regex*.c expressions.
+ * match.c matchers; unique.c what may not come twice; mask.c token masks; trie.c the vocabulary; chars.c characters ->
+ * bytes; regex*.c expressions.
  *
  * NFA. One array of states for all rules; state 0 is the end of every rule (where control goes from there is in the
  * frame). A call always matches at least one byte: where a rule may be empty there is a way around the call. So a rule
@@ -30,6 +31,7 @@
 #define LR_G_MAX_SUBSET  (1u << 17)         /* items of a DFA state */
 #define LR_G_MAX_ITEMS   2048               /* pairs in a matcher's state */
 #define LR_G_MAX_RETURNS 4096               /* pairs in a frame */
+#define LR_G_MAX_LEVELS  512                /* arrays and objects in one another, where items may not come twice */
 #define LR_G_MAX_NEST    512                /* frames above one another: calls deeper than this are not taken */
 #define LR_G_SOFT_DFA    ((size_t)24 << 20) /* bytes of DFA states: unused ones are dropped beyond */
 #define LR_G_HARD_DFA    ((size_t)128 << 20)
@@ -51,7 +53,7 @@ typedef struct gnode {
 typedef struct grule {
     char *name;
     lr_gnode node; /* 0 = not defined */
-    bool keep, defined;
+    bool keep, defined, unique;
     int hole; /* index, -1 = none */
     int hole_id;
 } grule;
@@ -116,6 +118,7 @@ typedef struct nrule {
     int32_t hole;   /* index of the hole, -1 = none */
     int32_t hole_id;
     bool nullable;
+    bool unique;               /* see lr_gb_unique */
     bool shares;               /* calls no rule: its cached masks may be shared between grammars, under sig */
     uint64_t sig[2], loose[2]; /* hash of its automaton; the same without the bounds of its loops */
     uint32_t lo, hi;           /* its states as they were emitted */
@@ -135,6 +138,7 @@ typedef struct nfa {
     nrule *rule;
     uint32_t n_rule, cap_rule;
     uint32_t root, n_hole, n_cls;
+    uint32_t n_unique;          /* unique rules */
     uint32_t in_loop;           /* while states are made: the loop they lie in */
     uint8_t cls[256], rep[256]; /* byte -> class; class -> one of its bytes */
 } nfa;
@@ -224,8 +228,10 @@ struct frame {
     uint32_t hash, refs;
     uint32_t n;
     uint16_t depth;
-    bool root;   /* returning from here may end the text */
-    gitem ret[]; /* (n) sorted by frame: where it returns to, full DFA states */
+    bool root;    /* returning from here may end the text */
+    bool unique;  /* of a unique rule */
+    bool guarded; /* that, or what returns here may end a unique rule by that */
+    gitem ret[];  /* (n) sorted by frame: where it returns to, full DFA states */
 };
 
 /* A set of items as it stands after a byte. Owners hold a reference on each frame. */
@@ -358,6 +364,17 @@ typedef struct hole_memo {
     texthash text, strings;
 } hole_memo;
 
+/* Where a JSON text stands (unique.c): the arrays and objects that are open. */
+typedef struct jscan {
+    size_t n; /* bytes looked at */
+    uint32_t depth;
+    bool in_string, escaped;
+    struct jlevel {
+        size_t from, part; /* behind the bracket; behind the last bracket, comma or colon */
+        bool object, name; /* name: a name of an object is next */
+    } level[LR_G_MAX_LEVELS];
+} jscan;
+
 struct lr_matcher {
     lr_grammar *g; /* its own instance if there are holes */
     lr_grammar_trie *t;
@@ -367,8 +384,9 @@ struct lr_matcher {
     uint32_t at;   /* slot of the present state */
     uint32_t back; /* tokens that can be rolled back */
     size_t taken;
-    char *text; /* what was taken; kept only if there are holes */
+    char *text; /* what was taken; kept only if there are holes or unique rules */
     size_t cap_text;
+    jscan *scan; /* at some earlier text, or NULL */
     hole_memo *memo;
     size_t n_memo, cap_memo;
 };
@@ -376,6 +394,10 @@ struct lr_matcher {
 static inline gstate *lr_matcher__state(lr_matcher *m) { return &m->slot[m->at].s; }
 /* Entry DFA state (full) of hole `rule` at the text; D_DEAD with or without w.err. */
 uint32_t lr_matcher__hole(lr_matcher *m, uint32_t rule, lr_str text);
+/* The text so far and `more` in one piece, zero-terminated, in the matcher's buffer; NULL if there is no memory. */
+const char *lr_matcher__join_text(lr_matcher *m, lr_str more);
+/* Whether what a unique rule has matched, up to the end of `more`, stands there a second time. True with w.err too. */
+bool lr_unique__repeats(lr_matcher *m, lr_str more);
 bool lr_state__set(lr_grammar *, gstate *s, const gitem *it, uint32_t n, bool ends); /* takes references */
 void lr_state__clear(lr_grammar *, gstate *s);
 

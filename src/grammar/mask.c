@@ -80,15 +80,22 @@ static void keep_whole(lr_grammar *g, const gstate *s, const uint32_t *bits, siz
 
 /* ---- behind a rule's end ---- */
 
-/* What frame f returns to, as a state in w.out. */
+/* What frame f returns to, as a state in w.out and w.ends. */
 static bool returned(walker *k, const frame *f, lr_str text)
 {
     gwork *w = &k->g->w;
     w->kernel.n = w->out.n = 0;
+    w->ends = false;
+    if (f->unique) {
+        w->hole_hit = true;
+        if (lr_unique__repeats(k->m, text)) return !w->err.code;
+    }
     for (uint32_t i = 0; i < f->n; i++) {
         if (!lr_step__push(w, &w->kernel, f->ret[i].d, f->ret[i].f)) return false;
     }
-    return w->kernel.n == 0 || lr_step__close(k->g, k->m, text);
+    if (w->kernel.n && !lr_step__close(k->g, k->m, text)) return false;
+    w->ends = w->ends || f->root;
+    return true;
 }
 
 /* The bytes from the root to node v into k->path. */
@@ -126,17 +133,30 @@ static bool learn(walker *k, behind *r, uint32_t v)
     }
     r->n = g->w.out.n;
     if (r->n) memcpy(r->it, g->w.out.at, r->n * sizeof *r->it);
-    r->live = r->n > 0 || r->f->root;
+    r->live = r->n > 0 || g->w.ends;
     r->known = g->n->n_hole == 0; /* a hole may say something else at each node */
     return true;
+}
+
+static bool in_doubt(const walker *k, uint32_t v)
+{
+    for (uint32_t i = 0; i < k->n_cand; i++) {
+        if (k->cand[i] == v) return true;
+    }
+    return false;
 }
 
 /* Walks what is below node v with what the frame returns to. */
 static bool walk_pop(walker *k, behind *r, uint32_t v)
 {
+    bool doubt = k->n_cand && in_doubt(k, v);
+    if (doubt) r->known = false; /* here it may be nothing, or once again something */
     if (!learn(k, r, v)) return false;
+    if (k->path) (void)path_to(k, v);
     if (r->live && k->t->node[v].token >= 0) lr_walk__allow(k, k->bits, &k->t->node[v]);
-    return r->n == 0 || lr_walk(k, v, r->it, r->n, 0);
+    bool ok = r->n == 0 || lr_walk(k, v, r->it, r->n, 0);
+    if (doubt) r->known = false;
+    return ok;
 }
 
 /* ---- one mask ---- */
@@ -171,6 +191,45 @@ static bool add_counted(walker *k, behind *r, uint32_t d, uint32_t *bits, size_t
     bool ok = true;
     for (uint32_t i = 0; i < n && ok; i++) ok = walk_pop(k, r, (uint32_t)pop[i].what);
     return ok && (out == D_DEAD || add_base(k, r, out, bits, words));
+}
+
+/* Which tokens of a state the text has a say in; those of k->cand, or the result tells that all are to be walked. */
+static bool doubtful(walker *k, const gstate *s, bool *all)
+{
+    *all = false;
+    k->n_cand = 0;
+    for (uint32_t i = 0; k->g->n->n_unique && i < s->n && !*all; i++) {
+        if (s->it[i].f->guarded) *all = lr_unique__doubt(k, s->it[i].d) == LR_DOUBT_ALL;
+    }
+    return !k->g->w.err.code;
+}
+
+/* Sets the bits of the tokens at k->cand as they are. */
+static bool settle(walker *k, const gstate *s, uint32_t *bits)
+{
+    lr_grammar *g = k->g;
+    gwork *w = &g->w;
+    for (uint32_t i = 0; i < k->n_cand; i++) {
+        const tnode *t = &k->t->node[k->cand[i]];
+        if (t->token < 0) continue;
+        lr_str path = path_to(k, k->cand[i]);
+        w->out.n = 0;
+        for (uint32_t n = 0; n < s->n; n++) {
+            if (!lr_step__push(w, &w->out, s->it[n].d, s->it[n].f)) return false;
+        }
+        for (size_t n = 0; n < path.n && w->out.n; n++) {
+            lr_step__byte(g, w->out.at, w->out.n, (uint8_t)path.s[n]);
+            if (w->err.code || !lr_step__close(g, k->m, (lr_str){path.s, n + 1})) return false;
+        }
+        bool yes = w->out.n > 0 || w->ends;
+        for (int32_t id = t->token; id >= 0; id = k->t->same[id]) {
+            if (yes)
+                bits[id / 32] |= 1u << (id % 32);
+            else
+                bits[id / 32] &= ~(1u << (id % 32));
+        }
+    }
+    return true;
 }
 
 static bool add_item(walker *k, uint32_t *bits, size_t words, gitem it)
@@ -220,15 +279,17 @@ bool lr_mask__compute(lr_matcher *m, uint32_t *bits)
         lr_grammar_trie_unref(g->trie);
         g->trie = lr_grammar_trie_ref(m->t);
     }
-    bool first = m->o.strip_space && m->taken == 0;
-    if (!first && find_whole(g, s, bits, words)) return true;
-    uint64_t before = g->walked;
+    bool first = m->o.strip_space && m->taken == 0, all;
     walker *k = make_scratch(g, words) ? lr_walker_get(m, bits) : NULL;
-    if (!k) return false;
+    if (!k || !doubtful(k, s, &all)) return false;
     if (first) return stripped(k, s);
+    if (all) return lr_walk(k, 0, s->it, s->n, 0);
+    if (!k->n_cand && find_whole(g, s, bits, words)) return true;
+    uint64_t before = g->walked;
     bool ok = true;
     for (uint32_t i = 0; i < s->n && ok; i++) ok = add_item(k, bits, words, s->it[i]);
     if (!ok) memset(g->scratch, 0, words * sizeof *g->scratch);
+    if (ok && k->n_cand) return settle(k, s, bits);
     if (ok && !g->w.hole_hit && g->walked - before > WHOLE_WALK) keep_whole(g, s, bits, words);
     return ok;
 }

@@ -21,8 +21,9 @@ struct walker {
     level *lev; /* (max_depth + 2) */
     gitem *items;
     uint32_t cap_items;
-    char *path;    /* bytes from the root to the present node, if there are holes */
-    uint32_t skip; /* bytes at the start of path that are no text (a stripped space) */
+    char *path;                       /* bytes from the root to the present node, if there are holes or unique rules */
+    uint32_t *cand, n_cand, cap_cand; /* nodes at which a unique rule may have to go on; see unique.c */
+    uint32_t skip;                    /* bytes at the start of path that are no text (a stripped space) */
 };
 
 /* walk.c */
@@ -40,6 +41,13 @@ static inline void lr_walk__allow(const walker *k, uint32_t *bits, const tnode *
 bool lr_walk__add_pop(walker *, uint32_t node);
 /* Walks what is below node v from a state; of the root's children all but `but` (0 = none). */
 bool lr_walk(walker *, uint32_t v, const gitem *it, uint32_t n, uint32_t but);
+
+/* ---- what may not come twice (unique.c) ---- */
+
+/* Which tokens have to be looked at one by one for an item that may end a unique rule: only those at and below k->cand,
+ * or all (also with w.err). */
+typedef enum lr_doubt { LR_DOUBT_NONE, LR_DOUBT_SOME, LR_DOUBT_ALL } lr_doubt;
+lr_doubt lr_unique__doubt(walker *k, uint32_t d);
 
 /* ---- bases (base.c) ---- */
 

@@ -76,6 +76,7 @@ void lr_matcher_free(lr_matcher *m)
     *(m->prev ? &m->prev->next : &m->g->matchers) = m->next;
     if (m->next) m->next->prev = m->prev;
     lr_free(m->text);
+    lr_free(m->scan);
     lr_free(m->memo);
     lr_grammar_trie_unref(m->t);
     if (!m->g->matchers) lr_grammar__drop_masks(m->g); /* whole masks hold frames */
@@ -141,8 +142,7 @@ bool lr_matcher_done(const lr_matcher *m) { return m->slot[m->at].s.n == 0; }
 
 /* ---- holes ---- */
 
-/* The text so far and `more` in one piece, in the matcher's buffer; NULL if there is no memory. */
-static char *join_text(lr_matcher *m, lr_str more)
+const char *lr_matcher__join_text(lr_matcher *m, lr_str more)
 {
     size_t n = m->slot[m->at].n_text, need;
     if (!lr_add(n, more.n, &need) || need > MAX_TEXT) return NULL;
@@ -154,6 +154,7 @@ static char *join_text(lr_matcher *m, lr_str more)
         m->cap_text = cap;
     }
     if (more.n) memcpy(m->text + n, more.s, more.n);
+    m->text[need] = 0;
     return m->text;
 }
 
@@ -223,7 +224,7 @@ uint32_t lr_matcher__hole(lr_matcher *m, uint32_t rule, lr_str more)
         const hole_memo *o = &m->memo[i];
         if (o->rule == rule && o->text.a == e.text.a && o->text.b == e.text.b) return o->d;
     }
-    char *text = join_text(m, more);
+    const char *text = lr_matcher__join_text(m, more);
     const lr_str *strings = NULL;
     size_t n = 0;
     lr_error err = {0};
@@ -273,7 +274,7 @@ static int advance(lr_matcher *m, const char *s, size_t n, lr_error *err)
 {
     uint32_t next = (m->at + 1) % SLOTS;
     gslot *from = &m->slot[m->at], *to = &m->slot[next];
-    if (m->g->n->n_hole && n && !join_text(m, (lr_str){s, n}))
+    if ((m->g->n->n_hole || m->g->n->n_unique) && n && !lr_matcher__join_text(m, (lr_str){s, n}))
         return lr_fail(err, LR_ENOMEM, "no memory for the text of a matcher");
     if (!lr_state__set(m->g, &to->s, m->g->w.out.at, m->g->w.out.n, m->g->w.ends))
         return lr_fail(err, LR_ENOMEM, "no memory for a matcher's state");
@@ -355,6 +356,7 @@ int lr_matcher_rollback(lr_matcher *m, size_t n, lr_error *err)
     m->at = (m->at + SLOTS - (uint32_t)n) % SLOTS;
     m->back -= (uint32_t)n;
     m->taken -= n;
+    if (m->scan && m->scan->n > m->slot[m->at].n_text) *m->scan = (jscan){0};
     return 0;
 }
 
@@ -413,6 +415,7 @@ size_t lr_matcher_forced(lr_matcher *m, char *buf, size_t cap)
             buf[n] = (char)b;
             lr_step__byte(g, g->w.out.at, g->w.out.n, (unsigned)b);
             if (g->w.err.code || !lr_step__close(g, m, (lr_str){buf, n + 1})) break;
+            if (g->w.out.n == 0 && !g->w.ends) break;
             n++;
         }
     }

@@ -4,6 +4,7 @@
  * rules that may start are entered, each with one frame that holds everybody who called it here. Callers come before
  * callees (ranks), so that a frame is complete when it is made. A rule whose caller has nothing left to do but end
  * itself returns to its caller's callers at once, so returning is never a chain and tail calls need no new frame.
+ * Unique rules (unique.c) are the exception: they end by themselves, when the text has been looked at.
  */
 #include "grammar/grammar_int.h"
 #include <stdlib.h>
@@ -67,9 +68,9 @@ static bool join(lr_grammar *g, itemlist *l)
 
 /* ---- frames ---- */
 
-static uint32_t hash_frame(const gitem *it, uint32_t n, bool root)
+static uint32_t hash_frame(const gitem *it, uint32_t n, bool root, bool unique)
 {
-    uint64_t h = 0x452821E638D01377u + root;
+    uint64_t h = 0x452821E638D01377u + root + 2u * unique;
     for (uint32_t i = 0; i < n; i++) {
         h = (h ^ it[i].d) * 0x9E3779B97F4A7C15u;
         h = (h ^ (uintptr_t)it[i].f) * 0xC2B2AE3D27D4EB4Fu;
@@ -121,12 +122,13 @@ static bool keep_tmp(gwork *w, frame *f)
 }
 
 /* The frame with these returns (sorted, joined); alive at least until the call ends. */
-static frame *make_frame(lr_grammar *g, const gitem *it, uint32_t n, bool root)
+static frame *make_frame(lr_grammar *g, const gitem *it, uint32_t n, bool root, bool unique)
 {
     gwork *w = &g->w;
-    uint32_t hash = hash_frame(it, n, root), depth = 0;
+    uint32_t hash = hash_frame(it, n, root, unique), depth = 0;
     for (frame *f = g->n_fbucket ? g->fbucket[hash & (g->n_fbucket - 1)] : NULL; f; f = f->next) {
-        if (f->hash == hash && f->n == n && f->root == root && (n == 0 || memcmp(f->ret, it, n * sizeof *it) == 0))
+        if (f->hash == hash && f->n == n && f->root == root && f->unique == unique &&
+            (n == 0 || memcmp(f->ret, it, n * sizeof *it) == 0))
             return f;
     }
     frame *f = NULL;
@@ -140,10 +142,12 @@ static frame *make_frame(lr_grammar *g, const gitem *it, uint32_t n, bool root)
     f->hash = hash;
     f->n = n;
     f->root = root;
+    f->unique = f->guarded = unique;
     for (uint32_t i = 0; i < n; i++) {
         f->ret[i].d = it[i].d;
         f->ret[i].f = lr_frame__ref(it[i].f);
         if (it[i].f->depth >= depth) depth = it[i].f->depth + 1u;
+        f->guarded = f->guarded || (it[i].f->guarded && g->d[it[i].d].flags & D_ENDS);
     }
     f->depth = (uint16_t)depth;
     frame **b = &g->fbucket[hash & (g->n_fbucket - 1)];
@@ -156,7 +160,7 @@ static frame *make_frame(lr_grammar *g, const gitem *it, uint32_t n, bool root)
 frame *lr_frame__root(lr_grammar *g)
 {
     if (!g->root) {
-        frame *f = make_frame(g, NULL, 0, true);
+        frame *f = make_frame(g, NULL, 0, true, false);
         if (f) g->root = lr_frame__ref(f);
     }
     return g->root;
@@ -225,13 +229,14 @@ static frame *gather(lr_grammar *g, uint32_t rule, itemlist *l)
     for (uint32_t c = w->first[rule]; c; c = w->contrib[c - 1].next) {
         gitem it = w->contrib[c - 1].item;
         const dstate *s = &g->d[it.d];
-        if (s->flags & D_ENDS) {
+        bool through = s->flags & D_ENDS && !it.f->unique; /* a unique rule has to end by itself */
+        if (through) {
             root = root || it.f->root;
             for (uint32_t i = 0; i < it.f->n; i++) {
                 if (!lr_step__push(w, l, it.f->ret[i].d, it.f->ret[i].f)) return NULL;
             }
         }
-        if (!(s->flags & D_ENDS) || s->n > 1) {
+        if (!through || s->n > 1) {
             if (!lr_step__push(w, l, it.d, it.f)) return NULL;
         }
     }
@@ -240,7 +245,7 @@ static frame *gather(lr_grammar *g, uint32_t rule, itemlist *l)
         lr_fail(&w->err, LR_ELIMIT, "the grammar is too ambiguous here: too many ways to read the text");
         return NULL;
     }
-    return make_frame(g, l->at, l->n, root);
+    return make_frame(g, l->at, l->n, root, g->n->rule[rule].unique);
 }
 
 static bool enter_rule(lr_grammar *g, lr_matcher *m, uint32_t rule, frame *f, lr_str text)
@@ -288,9 +293,16 @@ bool lr_step__close(lr_grammar *g, lr_matcher *m, lr_str text)
     uint32_t n = k->n;
     if (w->steps <= n) return !lr_fail(&w->err, LR_ELIMIT, "the grammar is too ambiguous here: too much work");
     w->steps -= n + 1;
-    for (uint32_t i = 0; i < n; i++) {
-        if (!(g->d[k->at[i].d].flags & D_ENDS)) continue;
+    for (uint32_t i = 0; i < k->n; i++) {
         const frame *f = k->at[i].f;
+        if (!(g->d[k->at[i].d].flags & D_ENDS) || (i >= n && !f->unique)) continue;
+        if (f->unique && m) {
+            w->hole_hit = true; /* the text has a say in it */
+            if (lr_unique__repeats(m, text)) {
+                if (w->err.code) return false;
+                continue;
+            }
+        }
         w->ends = w->ends || f->root;
         for (uint32_t r = 0; r < f->n; r++) {
             if (!lr_step__push(w, k, f->ret[r].d, f->ret[r].f)) return false;

@@ -15,8 +15,9 @@ walker *lr_walker_get(lr_matcher *m, uint32_t *bits)
         lr_walker_free(k);
         g->walker = k = lr_calloc(1, sizeof *k);
         if (k) k->lev = lr_reallocarray(NULL, m->t->max_depth + 2, sizeof *k->lev);
-        if (k && g->n->n_hole) k->path = lr_malloc(m->t->max_depth + 1);
-        if (!k || !k->lev || (g->n->n_hole && !k->path)) {
+        bool path = g->n->n_hole || g->n->n_unique;
+        if (k && path) k->path = lr_malloc(m->t->max_depth + 1);
+        if (!k || !k->lev || (path && !k->path)) {
             lr_walker_free(k);
             g->walker = NULL;
             lr_walk__no_memory(g);
@@ -28,7 +29,7 @@ walker *lr_walker_get(lr_matcher *m, uint32_t *bits)
     k->m = m;
     k->bits = bits;
     k->want_pops = false;
-    k->n_pop = k->skip = 0;
+    k->n_pop = k->skip = k->n_cand = 0;
     return k;
 }
 
@@ -39,6 +40,7 @@ void lr_walker_free(walker *k)
     lr_free(k->items);
     lr_free(k->path);
     lr_free(k->pop);
+    lr_free(k->cand);
     lr_free(k);
 }
 
@@ -97,6 +99,7 @@ static uint32_t walk_plain(walker *k, uint32_t i, uint32_t end, unsigned base)
     const uint8_t *cls = k->g->n->cls;
     const dstate *d = k->g->d;
     uint32_t *bits = k->bits, visited = 0;
+    char *path = k->path;
     while (i < end) {
         const tnode *t = &node[i];
         level *l = &k->lev[t->depth - base];
@@ -114,6 +117,7 @@ static uint32_t walk_plain(walker *k, uint32_t i, uint32_t end, unsigned base)
             trans = d[same].trans;
         }
         if (t->token >= 0) lr_walk__allow(k, bits, t);
+        if (path) path[t->depth - 1] = (char)t->byte;
         l->n = 1;
         l->off = l[-1].off;
         l->one.d = same;
@@ -153,7 +157,7 @@ static bool walk_node(walker *k, uint32_t i, level *l)
 bool lr_walk(walker *k, uint32_t v, const gitem *it, uint32_t n, uint32_t but)
 {
     const tnode *node = k->t->node;
-    bool plain = !k->path && !but;
+    bool plain = !but && !k->g->n->n_hole;
     uint32_t end = node[v].skip, i = v + 1;
     unsigned base = node[v].depth;
     if (!put_level(k, &k->lev[0], NULL, it, n, false)) return false;

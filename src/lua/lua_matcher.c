@@ -255,6 +255,17 @@ static int matcher_allows(lua_State *L)
     return 1;
 }
 
+/* m:in_mask(id) -> whether the mask of the tokens that may come next has it; nil, text, code */
+static int matcher_in_mask(lua_State *L)
+{
+    lr_matcher *m = lr_lua_check_matcher(L, 1);
+    int32_t id = check_token(L, 2);
+    const uint32_t *bits = get_mask(L, m, NULL);
+    if (!bits) return 3;
+    lua_pushboolean(L, (size_t)id / 32 < lr_matcher_words(m) && bits[id / 32] >> (id % 32) & 1);
+    return 1;
+}
+
 /* m:accept(id) -> true; nil, text, code */
 static int matcher_accept(lua_State *L)
 {
@@ -337,11 +348,19 @@ static int matcher_forced(lua_State *L)
 
 void lr_lua_open_matcher(lua_State *L)
 {
-    static const luaL_Reg methods[] = {
-        {"copy", matcher_copy},       {"allowed", matcher_allowed}, {"count", matcher_count},
-        {"allows", matcher_allows},   {"accept", matcher_accept},   {"accept_text", matcher_accept_text},
-        {"can_end", matcher_can_end}, {"done", matcher_done},       {"rollback", matcher_rollback},
-        {"taken", matcher_taken},     {"forced", matcher_forced},   {NULL, NULL}};
+    static const luaL_Reg methods[] = {{"copy", matcher_copy},
+                                       {"allowed", matcher_allowed},
+                                       {"count", matcher_count},
+                                       {"allows", matcher_allows},
+                                       {"in_mask", matcher_in_mask},
+                                       {"accept", matcher_accept},
+                                       {"accept_text", matcher_accept_text},
+                                       {"can_end", matcher_can_end},
+                                       {"done", matcher_done},
+                                       {"rollback", matcher_rollback},
+                                       {"taken", matcher_taken},
+                                       {"forced", matcher_forced},
+                                       {NULL, NULL}};
     lr_lua_class(L, LR_LUA_MATCHER, methods, matcher_close);
     lua_pushcfunction(L, core_matcher);
     lua_setfield(L, -2, "matcher");

@@ -117,6 +117,9 @@ describe("objects", function()
         check([[{"type":"object","additionalProperties":false}]], { "{}" }, { '{"a":1}' })
         check([[{"type":"object","properties":{"a":{"type":"string"}},"additionalProperties":{"type":"integer"}}]],
             { '{"a":"x","ab":1}', '{"ab":1,"b":2}', "{}" }, { '{"a":1}', '{"b":"x"}', [[{"\u0061":1}]] })
+        check([[{"type":"object"}]], { '{"a":1,"b":{"a":1,"c":1}}' },
+            { '{"a":1,"a":1}', [[{"a":1,"\u0061":2}]], '{"x":{"a":1,"b":2,"a":3}}' })
+        check([[{"type":"object","minProperties":3}]], { '{"a":1,"b":1,"c":1}' }, { '{"a":1,"b":1}', '{"a":1,"b":1,"a":1}' })
     end)
     it("have names of any kind", function()
         check([[{"type":"object","properties":{"a\"b":{"type":"integer"},"ü":{"type":"integer"},"":{"type":"integer"}},
@@ -143,6 +146,19 @@ describe("arrays", function()
         assert.is_false((matches(g, "[" .. ("1,"):rep(498) .. "1]")))
         assert.is_true((matches(g, "[" .. ("1,"):rep(499) .. "1]")))
         assert.is_false((matches(g, "[" .. ("1,"):rep(2000) .. "1]")))
+    end)
+    it("without repetitions", function()
+        check([[{"type":"array","items":{"type":"string"},"uniqueItems":true}]],
+            { "[]", '["a"]', '["a", "b"]', [==[["a","aa","","b\\"]]==] },
+            { '["a","a"]', '["a","b", "a"]', [==[["a","\u0061"]]==], '["",""]', [==[["\n","\u000a"]]==] })
+        check([[{"type":"array","uniqueItems":true}]],
+            { '[1,2,[1],[2],[1,2],{},{"a":1},{"a":2}]', '[true,1,"1",null,"true"]', "[[1,1],[1]]" },
+            { "[1,1]", "[1,1.0]", "[10,1e1]", "[[1],[ 1]]", "[null,2,null]", '[{"a":1,"b":2},{"b":2,"a":1}]',
+                '[[{"x":[1]}],[{"x":[1.0]}]]' })
+        check([[{"type":"array","items":{"enum":["a","b","c","d","e","f","g","h","i"]},"uniqueItems":true,
+            "minItems":2}]], { '["a","i"]', '["b","c","d"]' }, { '["a"]', '["b","a"]', '["a","a"]' })
+        check([[{"type":"array","prefixItems":[{"type":"integer"}],"items":{"type":"integer"},"uniqueItems":true,
+            "contains":{"const":3}}]], { "[3]", "[1,3,2]" }, { "[3,3]", "[1,1,3]", "[1,2]" })
     end)
     it("of anything", function()
         check("{}", { "[1,[2,{}]]", "null", "-1.5e3", '"x"' }, { "[1,]", "[,1]", "01", "nul" })
@@ -193,11 +209,10 @@ describe("schemas that cannot be honoured", function()
         refused([[{"items":{"minimum":"3"}}]], "#/items/minimum: a number expected", "format")
         refused([[{"minLength":-1}]], "#/minLength: a whole number of at least 0 expected", "format")
         refused([[{"maxLength":2000000}]], "#/maxLength: 2000000 is over the limit", "limit")
-        refused([[{"allOf":[{"type":"array","uniqueItems":true}]}]], "#/allOf/0/uniqueItems: it can be enforced only",
-            "unsupported")
         refused([[{"oneOf":[{"required":["a"],"items":{"type":"integer"}},{"items":{"type":"integer"}}]}]],
             "#/oneOf: a value may match both 0 and 1", "unsupported")
-        refused([[{"type":"object","minProperties":3}]], "#/minProperties: 3 cannot be enforced", "unsupported")
+        refused([[{"type":"array","unevaluatedItems":false,"contains":{}}]], "#/unevaluatedItems: beside contains",
+            "unsupported")
         refused([[{"const":1,"type":"string"}]], "no finite text matches", "invalid")
         refused("{", "json schema:", "format")
         refused("3", "json schema: an object or a boolean expected", "format")

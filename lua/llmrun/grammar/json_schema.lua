@@ -6,10 +6,12 @@
 --- digits before the point and a two-digit exponent; integers have no fraction. Formats are held to (formats.lua).
 ---
 --- Refused, with the place: references out of the document; $dynamicRef with several targets; not, if, maxContains and
---- overlapping alternatives of oneOf where the opposite can't be said (opposite.lua); uniqueItems over more than 8
---- values or over values that the schema does not list; contains twice or beside bounds over 64; minProperties that
---- only names could meet that the schema does not list; unevaluatedItems beside contains; patterns that lr_regex_new
---- refuses.
+--- overlapping alternatives of oneOf where nothing of the opposite can be said (opposite.lua); contains twice or beside
+--- bounds over 64; unevaluatedItems beside contains; patterns that lr_regex_new refuses.
+---
+--- No name comes twice in an object, nor an item in an array with uniqueItems; where such an array's items are more than
+--- 8 listed values, they come in the order of the list. Where part of an opposite can't be said, values that only that
+--- part would tell apart are left out.
 --- options.one_of = "any" takes oneOf as anyOf, options.ignore leaves out words: both may let through what is invalid.
 
 local core = require "llmrun.core"
@@ -23,7 +25,7 @@ local Emit = {}
 Emit.__index = Emit
 
 local raise, check = refuse.raise, refuse.check
-local MAX_PLACES, MAX_UNIQUE, MAX_PATTERNS = 20000, 8, 4
+local MAX_PLACES, MAX_UNIQUE, MAX_LISTED, MAX_PATTERNS = 20000, 8, 1000, 4
 
 -- A graph under construction: places are named by any key.
 local Graph = {}
@@ -213,8 +215,8 @@ function Emit:other_member(c, declared, list, on, names)
         set = set and check(c.at, set:both(rest)) or rest
     end
     if set and check(c.at, set:is_empty()) then return nil end
-    local key = set and self.v:matching(set) or self.v:string(0, -1)
-    return self.b:seq { key, self.v.colon, self:conjunction(locs) }
+    self.n_names = self.n_names + 1
+    return self.b:seq { self.v:name(set, "names " .. self.n_names), self.v.colon, self:conjunction(locs) }
 end
 
 -- Node of a member whose name is in no list; nil if there may be none.
@@ -312,16 +314,12 @@ function Emit:object(c)
     for _, m in ipairs(members) do sure = sure + (m.required and 1 or 0) end
     if lo <= sure then lo = 0 end
     if hi and not other and hi >= #members then hi = nil end
-    if other and lo > 1 then -- names that are written twice would count twice
-        raise("unsupported", "%s/minProperties: %d cannot be enforced for names that the schema does not list", c.at,
-            lo)
-    end
     local body
     if #members == 0 and other then
         if hi and hi < math.max(lo, 1) then
             body = lo == 0 and b:empty() or b:never()
         else
-            body = b:seq { other, b:rep(b:seq { self.v.comma, other }, 0, hi and hi - 1 or -1) }
+            body = b:seq { other, b:rep(b:seq { self.v.comma, other }, math.max(lo - 1, 0), hi and hi - 1 or -1) }
             if lo == 0 then body = b:rep(body, 0, 1) end
         end
     else
@@ -333,7 +331,7 @@ end
 -- Arrays --------------------------------------------------------------------------------------------------------------
 
 -- The values that a conjunction allows, if they are few; nil otherwise.
-function Emit:few_values(locs)
+function Emit:few_values(locs, most)
     local out, has = {}, {}
     for _, c in ipairs(self.schema:constraints(locs)) do
         local list = c.enum
@@ -354,23 +352,29 @@ function Emit:few_values(locs)
             local k = schemas.canonical(v)
             if not has[k] and self.schema:fits(v, c, 0) then out[#out + 1] = v end
             has[k] = true
-            if #out > MAX_UNIQUE then return nil end
+            if #out > most then return nil end
         end
     end
     return out
 end
 
--- Arrays without repetitions: places are sets of values used.
-function Emit:unique(c, min, max)
-    local list = #c.arrays > 0 and self:few_values(self.schema:item_locs(c, 1))
-    for _, part in ipairs(c.arrays) do
-        if #part.prefix > 0 then list = nil end
-    end
-    if not list then
-        raise("unsupported", "%s: it can be enforced only over at most %d values that the schema lists", c.unique,
-            MAX_UNIQUE)
-    end
+-- A node for an item; where items may not come twice it is a rule of its own that sees to it.
+function Emit:item(c, locs)
+    local node = self:conjunction(locs)
+    if not c.unique then return node end
+    local key = self.schema:key(locs)
+    return self.v:unique(node, "unique " .. (key or ""))
+end
+
+-- Arrays without repetitions over listed values. Few of them may come in any order: places are sets of values used. Many
+-- come in the order of the list.
+function Emit:unique_list(c, list, min, max)
     local g, b = new_graph(c.at), self.b
+    if #list > MAX_UNIQUE then
+        local members = {}
+        for i, v in ipairs(list) do members[i] = { node = self.v:literal(v, c.at), required = false } end
+        return member_graph(b, self.v.comma, members, nil, min, max < #list and max or nil, c.at)
+    end
     g:id "0"
     for used = 0, (1 << #list) - 1 do
         local n = 0
@@ -410,7 +414,7 @@ function Emit:containing(c, min, max)
     g:id "0:0"
     local function item(from, n, m, locs)
         if n >= max or not self.schema:satisfiable(locs, 0) then return end
-        local node = self:conjunction(locs)
+        local node = self:item(c, locs)
         if n > 0 then node = b:seq { self.v.comma, node } end
         g:edge(from, math.min(n + 1, top) .. ":" .. m, node)
     end
@@ -434,12 +438,12 @@ function Emit:items(c, min, max, prefix)
     g:id "0"
     local first = math.min(prefix, max)
     for n = 0, first - 1 do
-        local node = self:conjunction(self.schema:item_locs(c, n + 1))
+        local node = self:item(c, self.schema:item_locs(c, n + 1))
         g:edge(tostring(n), tostring(n + 1), n == 0 and node or b:seq { comma, node })
     end
     for n = min, first do g:edge(tostring(n), "end", b:empty()) end
     if max > prefix then
-        local item = self:conjunction(self.schema:item_locs(c, prefix + 1))
+        local item = self:item(c, self.schema:item_locs(c, prefix + 1))
         local lo, hi = math.max(min - prefix, 1), max < math.huge and max - prefix or -1
         local more = b:seq { comma, item }
         local node
@@ -463,9 +467,10 @@ function Emit:array(c)
     end
     if min > max then return b:never() end
     local body
-    if c.unique and max > 1 then
-        if #c.contains > 0 then raise("unsupported", "%s: beside contains it cannot be enforced", c.unique) end
-        body = self:unique(c, min, max)
+    local list = c.unique and max > 1 and prefix == 0 and #c.contains == 0 and #c.arrays > 0 and
+        self:few_values(self.schema:item_locs(c, 1), MAX_LISTED)
+    if list then
+        body = self:unique_list(c, list, min, max)
     elseif #c.contains > 0 then
         body = self:containing(c, min, max)
     elseif max == 0 then
@@ -498,7 +503,7 @@ function M.rule(b, schema, opts)
     end
     local space = opts.whitespace or "line"
     if not SPACES[space] then raise("invalid", "json schema: whitespace must be none, line or pretty") end
-    local e = setmetatable({ b = b, rules = {}, depth = 0 }, Emit)
+    local e = setmetatable({ b = b, rules = {}, depth = 0, n_names = 0 }, Emit)
     e.schema = schemas.new(schema, opts)
     e.v = values.new(b, space)
     local root = b:rule "#"

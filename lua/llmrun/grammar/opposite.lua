@@ -105,7 +105,7 @@ local function opposite_enum(list)
     return out, not said
 end
 
--- Opposites of words that hold schemas, or more than one value: (self, value, place, schema) -> list, whether it is less
+-- Opposites of words that hold schemas, or several values: (self, value, place, schema) -> list, whether it is less
 -- than the whole.
 local OPPOSITE_OF = {}
 

@@ -189,7 +189,7 @@ local function likely_names(list)
     return out
 end
 
--- Constraints of `list` under which a schema does not hold: all of them, or, where the opposite can't be said in full or
+-- Constraints of `list` under which a schema does not hold: all, or, where the opposite can't be said in full or
 -- would be very many, some. nil: none can be told.
 function Schema:exclude(list, schema, at, seen)
     local before, out = self.likely, {}

@@ -63,6 +63,24 @@ function Values:matching(regex, key)
     return make()
 end
 
+--- What a node matches, but nothing twice in one array (items), or in one object (names).
+function Values:unique(node, key)
+    local rule = self.cache[key]
+    if not rule then
+        rule = self.b:rule(key)
+        self.cache[key] = rule
+        self.b:unique(rule)
+        self.b:define(rule, node)
+    end
+    return self.b:ref(rule)
+end
+
+--- A name of an object: any, or one that a regex matches.
+function Values:name(regex, key)
+    if not regex then return self:unique(self:string(0, -1), "any name") end
+    return self:unique(self:matching(regex), key)
+end
+
 function Values:pattern(text)
     return shared(self, text, function() return self.b:regex(refuse.check("number", core.regex(text)), "raw") end)
 end
@@ -123,7 +141,7 @@ end
 
 --- Any object whose values are `value`; any array of them.
 function Values:object_of(value)
-    return self:list(self.open_object, self.b:seq { self:string(0, -1), self.colon, value }, self.close_object)
+    return self:list(self.open_object, self.b:seq { self:name(), self.colon, value }, self.close_object)
 end
 
 function Values:array_of(value) return self:list(self.open_array, value, self.close_array) end
