@@ -302,6 +302,43 @@ describe("lua", function()
     end)
 end)
 
+describe("speculation under a constraint (B35)", function()
+    local schema = [[{"type":"object","properties":{"a":{"enum":["red","reed"]}},"required":["a"],
+        "additionalProperties":false}]]
+
+    it("changes nothing, whatever the drafts", function()
+        local m <close> = anything({ vocab = { '{"', '":', " ", "re", '"}', "red", "ed" } })
+        local function ids(text) return m:tokenize(text, { bos = false }) end
+        local ends = { m.info.eos, m.info.eos }
+        local drafts = { ids '{"a":"rexx', ids '{"a": "red"} and more', ends, ids '"re', ids "ed", ids '{"a":"reed"}' }
+        drafts[2] = table.move(ends, 1, 2, #drafts[2] + 1, drafts[2])
+        local asked = 0
+        local function drafter(ctx)
+            asked = asked + 1
+            local d = drafts[(asked + ctx.n_generated) % #drafts + 1]
+            return table.move(d, 1, math.min(#d, ctx.most), 1, {})
+        end
+        local function word(prefix) return prefix == "" and { "red", "reed" } or prefix ~= "reed" and { " ", "!" } or nil end
+        for seed = 1, slow and 10 or 100 do
+            local o = { json = schema, seed = seed, temperature = seed % 4 == 0 and 0 or 1, max_tokens = 60 }
+            local plain = text_of(m, o).text
+            assert.truthy(plain:find '^{"a": ?"ree?d"}$', plain)
+            o.speculate = drafter
+            assert.equal(plain, text_of(m, o).text)
+            o.speculate = nil
+            local prompt = plain .. plain
+            plain = text_of(m, o, prompt).text
+            o.speculate = "ngram"
+            assert.equal(plain, text_of(m, o, prompt).text)
+            o = { lua = word, seed = seed, max_tokens = 6 }
+            plain = text_of(m, o).text
+            o.speculate = drafter
+            assert.equal(plain, text_of(m, o).text)
+        end
+        assert.is_true(asked > 20)
+    end)
+end)
+
 describe("white space between the tokens of JSON (B40)", function()
     it("is bounded, whatever the model would like", function()
         local m <close> = anything(nil, { [" "] = 60, ["\n"] = 60, ["\t"] = 60 })
