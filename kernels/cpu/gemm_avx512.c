@@ -7,14 +7,28 @@
  */
 #include "cpu/gemm_avx512.h"
 
-enum { AHEAD = 32768 }; /* bytes to prefetch ahead */
+enum {
+    AHEAD = 32768, /* bytes to prefetch ahead */
+    SIDE = 4,      /* rows whose products run side by side */
+};
 
 /* ---- few rows ---- */
 
-INLINE void few(const lr_form f, const int nr, const lr_strip *st, const lr_qact *qa, size_t row, float *y, size_t ldy,
-                __mmask16 mask)
+/* Bytes of a block of a strip, with its share of the scales, rounded down. */
+INLINE size_t form_bytes(const lr_form f)
+{
+    const size_t values = (size_t)(f.main + f.extra) * 64, scale = f.e8m0 ? 16 : f.min ? 64 : 32;
+    const size_t sub = f.super ? (size_t)(32 / f.sub) * 16 + (f.min && f.sub == 32 ? 16 : 0) : 0;
+    return values + sub + scale / (f.super ? 8 : 1);
+}
+
+INLINE void few(const lr_form f, const bool fine, const int nr, const lr_strip *st, const lr_qact *qa, size_t row,
+                float *y, size_t ldy, __mmask16 mask)
 {
     const int blocks = qa->k / 32;
+    /* all parts of the strip, evenly: a block's scales lie far from its values */
+    const uint8_t *ahead = st->q + AHEAD;
+    const size_t step = form_bytes(f);
     const row_bases x = bases_of(qa, row);
     __m512 acc[FEW];
     rows512 ri;
@@ -26,40 +40,46 @@ INLINE void few(const lr_form f, const int nr, const lr_strip *st, const lr_qact
         for (int b = 0; b < nb; b++) {
             const size_t at = (size_t)(c + b);
             const uint8_t *q = st->q + at * (size_t)f.main * 64, *h = st->h + at * (size_t)f.extra * 64;
-            for (int i = 0; i < f.main; i++) _mm_prefetch(q + AHEAD + 64 * i, _MM_HINT_T1);
-            for (int i = 0; i < f.extra; i++) _mm_prefetch(h + AHEAD + 64 * i, _MM_HINT_T1);
+            for (size_t i = 0; i < step; i += 64) _mm_prefetch(ahead + at * step + i, _MM_HINT_T1);
             __m512i w[8];
             unpack512(f, q, h, w);
             const scales512 s = scales_of(f, st, at);
-#pragma GCC unroll 8
-            for (int r = 0; r < nr; r++) {
-                __m512i i0 = _mm512_setzero_si512(), i1 = _mm512_setzero_si512();
-                if (qa->fine) { /* 8 times the product of the high parts, then the low parts */
-#pragma GCC unroll 8
-                    for (int g = 0; g < 8; g++) {
-                        const __m512i v = activations(&x, r, at * 64 + 4 * (size_t)g);
-                        if (f.sub == 16 && g >= 4)
-                            i1 = _mm512_dpbusd_epi32(i1, w[g], v);
-                        else
-                            i0 = _mm512_dpbusd_epi32(i0, w[g], v);
-                    }
-                    i0 = _mm512_slli_epi32(i0, 3);
-                    i1 = _mm512_slli_epi32(i1, 3);
+#pragma GCC unroll 2
+            for (int r0 = 0; r0 < nr; r0 += SIDE) {
+                /* chains of products that run side by side: a product's latency is ten times its share of a port */
+                __m512i i0[SIDE], i1[SIDE], h0[SIDE], h1[SIDE];
+#pragma GCC unroll 4
+                for (int i = 0; i < SIDE; i++) {
+                    if (r0 + i >= nr) continue;
+                    h0[i] = h1[i] = _mm512_setzero_si512();
+                    i0[i] = f.zero ? _mm512_set1_epi32(ri.init[r0 + i][0][b]) : _mm512_setzero_si512();
+                    i1[i] = f.zero && f.sub == 16 ? _mm512_set1_epi32(ri.init[r0 + i][1][b]) : _mm512_setzero_si512();
                 }
-                if (f.zero) {
-                    i0 = _mm512_add_epi32(i0, _mm512_set1_epi32(ri.init[r][0][b]));
-                    if (f.sub == 16) i1 = _mm512_add_epi32(i1, _mm512_set1_epi32(ri.init[r][1][b]));
-                }
-                const size_t from = qa->fine ? at * 64 + 32 : at * 32;
 #pragma GCC unroll 8
                 for (int g = 0; g < 8; g++) {
-                    const __m512i v = activations(&x, r, from + 4 * (size_t)g);
-                    if (f.sub == 16 && g >= 4)
-                        i1 = _mm512_dpbusd_epi32(i1, w[g], v);
-                    else
-                        i0 = _mm512_dpbusd_epi32(i0, w[g], v);
+                    const bool second = f.sub == 16 && g >= 4;
+#pragma GCC unroll 4
+                    for (int i = 0; i < SIDE; i++) {
+                        if (r0 + i >= nr) continue;
+                        const size_t from = fine ? at * 64 : at * 32;
+                        __m512i *t = second ? &i1[i] : &i0[i], *high = second ? &h1[i] : &h0[i];
+                        if (fine) {
+                            *high = _mm512_dpbusd_epi32(*high, w[g], activations(&x, r0 + i, from + 4 * (size_t)g));
+                            *t = _mm512_dpbusd_epi32(*t, w[g], activations(&x, r0 + i, from + 32 + 4 * (size_t)g));
+                        } else {
+                            *t = _mm512_dpbusd_epi32(*t, w[g], activations(&x, r0 + i, from + 4 * (size_t)g));
+                        }
+                    }
                 }
-                acc[r] = add_block(f, &s, &ri, r, b, i0, i1, acc[r]);
+#pragma GCC unroll 4
+                for (int i = 0; i < SIDE; i++) {
+                    if (r0 + i >= nr) continue;
+                    if (fine) {
+                        i0[i] = _mm512_add_epi32(i0[i], _mm512_slli_epi32(h0[i], 3));
+                        if (f.sub == 16) i1[i] = _mm512_add_epi32(i1[i], _mm512_slli_epi32(h1[i], 3));
+                    }
+                    acc[r0 + i] = add_block(f, &s, &ri, r0 + i, b, i0[i], i1[i], acc[r0 + i]);
+                }
             }
         }
     }
@@ -73,7 +93,10 @@ typedef void few512(const lr_strip *st, const lr_qact *qa, size_t row, float *y,
     static __attribute__((noinline)) void few##nr##_##type(const lr_strip *st, const lr_qact *qa, size_t row,          \
                                                            float *y, size_t ldy, __mmask16 mask)                       \
     {                                                                                                                  \
-        few(LR_FORM(__VA_ARGS__), nr, st, qa, row, y + row * ldy, ldy, mask);                                          \
+        if (qa->fine)                                                                                                  \
+            few(LR_FORM(__VA_ARGS__), true, nr, st, qa, row, y + row * ldy, ldy, mask);                                \
+        else                                                                                                           \
+            few(LR_FORM(__VA_ARGS__), false, nr, st, qa, row, y + row * ldy, ldy, mask);                               \
     }
 #define X(type, ...)                                                                                                   \
     FEW_ROWS(type, 1, __VA_ARGS__)                                                                                     \
