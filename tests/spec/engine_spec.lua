@@ -160,6 +160,66 @@ describe("the same tokens on a real model", function()
     end)
 end)
 
+describe("a sliding window and a reused prefix", function()
+    -- Lengths around the window of gemma-3-270m: cold in one piece without a cache, then from the cache, after other
+    -- prompts, in chunks of 7, and as the beginning of the next prompt. Logits of the last row to the last bit.
+    local function last_row(engine, prompt)
+        local seq <close> = assert(engine:seq())
+        assert(seq:append(prompt))
+        local r <close> = assert(engine:request(seq, {
+            max_tokens = 8, ignore_eos = true, n_top = 5, stages = { { "temperature", 0 } },
+        }))
+        while engine:busy() > 0 do assert(engine:step()) end
+        while engine:next_event() do end
+        assert.equal("done", r:info().state, r:info().error)
+        local out = {}
+        for i, t in ipairs(r:logprobs()) do
+            out[i] = ("%d:%a"):format(t.id, t.logprob)
+            for _, o in ipairs(t.top) do out[i] = out[i] .. (" %d:%a"):format(o.id, o.logprob) end
+        end
+        return table.concat(out, "\n"), r:tokens(), r:info().n_cached
+    end
+
+    -- Twenty other prompts, in one batch.
+    local function others(engine, salt)
+        for k = 1, 20 do
+            local seq = assert(engine:seq())
+            assert(seq:append(ids(20 + k, 1000 * salt + k)))
+            assert(engine:request(seq, { max_tokens = 1, free_seq = true }))
+        end
+        while engine:busy() > 0 do assert(engine:step()) end
+        while engine:next_event() do end
+    end
+
+    it("give what a cache of full length gives", function()
+        local cold <close> = llm.load("gemma3", {
+            ctx = 1100, max_batch_tokens = 1100, kv = { blocks = 80, prefix_cache = false },
+        })
+        local warm <close> = llm.load("gemma3", { ctx = 1100, kv = { blocks = { 250, 150 } } })
+        local chunks <close> = llm.load("gemma3", { ctx = 1100, chunk = 7, kv = { blocks = 100, block_size = 16 } })
+        local w = warm.info.windows[2]
+        assert.equal(512, w)
+        local lengths = { w - 1, w, w + 1, 2 * w + 1 } -- more of them: test_engine_load.c
+        if os.getenv "LLMRUN_TEST_SANITIZE" then lengths = { w + 1 } end -- some ten times slower
+        for i, n in ipairs(lengths) do
+            local prompt = ids(n, 100 + i)
+            local expected, answer = last_row(cold.engine, prompt)
+            assert.equal(expected, (last_row(warm.engine, prompt)))
+            local again, _, cached = last_row(warm.engine, prompt)
+            assert.equal(expected, again)
+            assert.is_true(cached >= n - 17, cached)
+            others(warm.engine, i)
+            assert.equal(expected, (last_row(warm.engine, prompt)))
+            if n == w + 1 then assert.equal(expected, (last_row(chunks.engine, prompt))) end
+            if i % 2 == 0 then
+                local longer = joined(prompt, answer)
+                assert.equal((last_row(cold.engine, longer)), (last_row(warm.engine, longer)))
+            end
+            assert(warm.engine:check())
+        end
+    end)
+end)
+
 describe("kv.spill", function()
     local function stats(model) return model:stats().kv[1] end
 
