@@ -148,7 +148,8 @@ function M.map(list, fn, opts)
     return results
 end
 
---- fn(...) with a time limit: its results, or nil, text, "limit" if it took longer (it is cancelled then).
+--- fn(...) with a time limit: its results, or nil, text, "limit" if it took longer (it is cancelled then, also if it is
+--- in an endless loop).
 ---@param seconds number
 ---@param fn function
 function M.timeout(seconds, fn, ...)
@@ -157,6 +158,7 @@ function M.timeout(seconds, fn, ...)
     end
     if type(fn) ~= "function" then error("llm.timeout: function expected, got " .. type(fn), 2) end
     local task, ticket = loop.spawn_owned(fn, ...), loop.ticket()
+    loop.limit(task, seconds)
     local timer = loop.after(math.max(0, seconds), function() loop.fire(ticket, true) end)
     task:when_done(function() loop.fire(ticket, false) end)
     local late = loop.wait(ticket, "llm.timeout", function()

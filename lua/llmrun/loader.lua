@@ -46,9 +46,23 @@ local function describe_error(e)
   return tostring(e), "script"
 end
 
+-- The place in the script instead of that in graph.lua, where shapes are checked.
+local function place(e)
+  local text, n = e:gsub("^lua/llmrun/graph%.lua:%d+: ", "")
+  if n == 0 then return e end
+  for level = 3, 40 do
+    local info = debug.getinfo(level, "Sl")
+    if not info then return e end
+    if info.currentline > 0 and not info.source:find("llmrun/graph.lua", 1, true) then
+      return ("%s:%d: %s"):format(info.short_src, info.currentline, text)
+    end
+  end
+  return e
+end
+
 local function traceback(e)
-  if type(e) == "table" then return e end
-  return debug.traceback(e, 2)
+  if type(e) ~= "string" then return e end
+  return debug.traceback(place(e), 2)
 end
 
 local function build(file, path, opts)

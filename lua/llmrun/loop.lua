@@ -21,6 +21,8 @@ local current -- the running task
 local sources = {} -- list of { busy = function(self), step = function(self) }
 local unseen = {} -- failed tasks that nobody has waited for
 
+local SLICE = 0.05 -- seconds that a task with a time limit may be busy before others have their turn
+
 --- Called at Ctrl-C instead of ending the program, if set.
 M.on_interrupt = nil
 
@@ -70,6 +72,7 @@ end
 ---@return llmrun.Task
 function M.spawn(fn, ...)
     local task = setmetatable({ state = "ready", on_done = {}, values = table.pack(...) }, Task)
+    task.limit = current and current.limit
     task.co = coroutine.create(function(...)
         return xpcall(fn, on_error, ...)
     end)
@@ -84,6 +87,11 @@ function M.spawn_owned(fn, ...)
     task.owned = true
     return task
 end
+
+--- For a task that a timer will end, and for those that it starts: when it has been busy for a while it is interrupted,
+--- so that others, and the timer, have their turn. Where it can't be (a callback of table.sort ...), an error ends it
+--- after so many seconds.
+function M.limit(task, seconds) task.limit = math.max(seconds, SLICE) end
 
 --- The running task; nil outside of the loop.
 function M.current() return current end
@@ -117,7 +125,11 @@ local function run_task(task)
     task.state = "running"
     current = task
     -- core.step never raises, whatever the task does
-    after_step(task, core.step(task.co, table.unpack(values, 1, values.n)))
+    if task.limit and core.step_limited then
+        after_step(task, core.step_limited(SLICE, task.limit, task.co, table.unpack(values, 1, values.n)))
+    else
+        after_step(task, core.step(task.co, table.unpack(values, 1, values.n)))
+    end
     current = nil
 end
 

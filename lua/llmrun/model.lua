@@ -1,5 +1,6 @@
 --- A model with its engine: what llm.load and llm.scripted return.
 
+local anchors = require "llmrun.anchors"
 local core = require "llmrun.core"
 local errors = require "llmrun.errors"
 local options = require "llmrun.options"
@@ -67,7 +68,7 @@ end
 function M.new(call, core_model, o, info)
     local engine = errors.check(call, core.engine_new(core_model, engine_config(call, o, info.default_kv_type)))
     local vocab = info.vocab
-    local self = setmetatable({ runner = runner.new(engine), engine = engine, vocab = vocab }, Model)
+    local self = setmetatable({ runner = runner.new(engine), engine = engine, vocab = vocab, anchors = {} }, Model)
     self.script = info.script
     local made = engine:model_info()
     local vi = vocab:info()
@@ -205,9 +206,10 @@ function Model:watch(path, opts)
     return errors.check("model:watch", policy.watch(self.engine, path, opts))
 end
 
---- Forgets cached prefixes that no session holds.
+--- Forgets cached prefixes that no session holds, also what templates pinned.
 function Model:drop_cached()
     check_open(self, "model:drop_cached")
+    anchors.drop(self)
     self.engine:drop_cached()
 end
 
@@ -215,6 +217,7 @@ end
 function Model:close()
     if self.closed then return end
     self.closed = true
+    anchors.drop(self)
     self.runner:close()
 end
 

@@ -220,6 +220,7 @@ function M.run(self, internal, name, choices, o)
     local won = methods[method](list)
     internal.adopt(self, job.seqs[won])
     job.seqs[won] = nil
+    internal.keep_pinned(self)
     if self.turn then self.turn.text = nil end
     local r = {
         name = name, text = list[won].text, index = won, choices = list, method = method,

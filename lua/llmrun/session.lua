@@ -5,6 +5,7 @@
 --- the beginning of an answer and the next message the assistant's turn is "open": s:append and token-level loops add
 --- to it.
 
+local anchors = require "llmrun.anchors"
 local constrain = require "llmrun.constrain"
 local errors = require "llmrun.errors"
 local json = require "llmrun.json"
@@ -51,6 +52,7 @@ end
 function M.new(model, seq, chat, opts)
     return setmetatable({
         model = model, seq = seq, chat = chat, messages = {}, tools = opts.tools, vars = opts.vars, tag = opts.tag,
+        salt = opts.salt,
         ends = setmetatable({}, { __mode = "k" }), -- message -> tokens up to its end, once it was rendered
         forks = setmetatable({}, { __mode = "k" }), -- set of sessions that were forked from it
         picked = {},
@@ -78,12 +80,19 @@ local function open_turn(self, call)
     if self.turn or #self.messages == 0 then return end
     local vars = { add_generation_prompt = true, tools = self.tools }
     for k, v in pairs(self.vars or {}) do vars[k] = v end
-    local ids = self.chat:encode(call, self.chat:segments(call, self.messages, vars))
+    local ids, pinned = self.chat:encode(call, self.chat:segments(call, self.messages, vars))
     local common = self.seq:common(ids)
     if common < self.seq:len() then errors.check(call, self.seq:truncate(common)) end
     if common < #ids then errors.check(call, self.seq:append(table.move(ids, common + 1, #ids, 1, {}))) end
     for _, m in ipairs(self.messages) do self.ends[m] = self.ends[m] or #ids end
-    self.turn = { at = #ids }
+    self.turn, self.to_keep = { at = #ids }, pinned
+end
+
+--- Keeps what the template marked as pinned, once it is computed.
+local function keep_pinned(self)
+    local n = self.to_keep
+    self.to_keep = nil
+    if n and n > 0 and n <= self.seq:len() then anchors.keep(self, n) end
 end
 
 local roles = { system = true, user = true, assistant = true, tool = true }
@@ -95,10 +104,11 @@ function Session:message(message)
     if type(message) ~= "table" or type(message.role) ~= "string" then
         errors.raise("s:message", "a table with a role expected")
     end
-    if #self.messages == 0 and not self.turn and self.seq:len() > 0 then
+    if #self.messages == 0 and not self.turn and not self.is_chat and self.seq:len() > 0 then
         errors.raise("s:message", "the session holds plain text already; a chat begins with an empty session", "state")
     end
     close_turn(self)
+    self.is_chat = true
     self.messages[#self.messages + 1] = message
     return self
 end
@@ -146,12 +156,17 @@ local gen_options = {
 for k, v in pairs(sampler.options) do gen_options[k] = v end
 for k, v in pairs(constrain.options) do gen_options[k] = v end
 
+local MAX_STOP = 4096 -- bytes of a stop string: a stream holds back as many
+
 local function stop_list(call, stop)
     if stop == nil then return nil end
     if type(stop) == "string" then stop = { stop } end
     for i, s in ipairs(stop) do
         if type(s) ~= "string" then errors.raise(call, ("stop[%d]: string expected, got %s"):format(i, type(s))) end
         if s == "" then errors.raise(call, "stop: an empty string would end at once") end
+        if #s > MAX_STOP then
+            errors.raise(call, ("stop[%d]: a string of %d bytes; %d are the most"):format(i, #s, MAX_STOP))
+        end
     end
     return stop
 end
@@ -240,6 +255,7 @@ local function finish(self, call, op)
     end
     local r = make_result(self, op, info)
     op:close()
+    keep_pinned(self)
     if self.turn then
         local before = self.model.vocab:decode(self.seq:tokens(self.turn.at + 1, op.from), false)
         self.turn.text = before .. r.text
@@ -374,7 +390,7 @@ local function copy_chat(self, f)
     f.messages = table.move(self.messages, 1, #self.messages, 1, {})
     for m, e in pairs(self.ends) do f.ends[m] = e end
     f.turn = self.turn and { at = self.turn.at, text = not self.op and self.turn.text or nil }
-    f.picked = {}
+    f.is_chat, f.picked = self.is_chat, {}
     for k, v in pairs(self.picked) do f.picked[k] = v end
 end
 
@@ -395,11 +411,15 @@ function Session:fork(n)
     if self.closed or self.model.closed then ready(self, "s:fork") end
     n = n or 1
     if math.type(n) ~= "integer" or n < 1 or n > MAX_FORKS then
-        errors.raise("s:fork", ("a number of forks expected, 1 to %d"):format(MAX_FORKS))
+        errors.raise("s:fork", ("a number of forks expected, 1 to %d, got %s"):format(MAX_FORKS, tostring(n)))
     end
     local forks = {}
     for i = 1, n do
-        local seq = errors.check("s:fork", self.seq:fork())
+        local seq, err, code = self.seq:fork()
+        if not seq then
+            for _, f in ipairs(forks) do f:close() end
+            errors.raise("s:fork", err, code)
+        end
         forks[i] = M.new(self.model, seq, self.chat, self)
         copy_chat(self, forks[i])
         self.forks[forks[i]] = true
@@ -434,17 +454,12 @@ function Session:join(winner, opts)
     return self
 end
 
---- Cuts the session to its first pos tokens; messages whose end is cut off go too. A negative pos counts from the end.
----@param pos integer
-function Session:rewind(pos)
-    ready(self, "s:rewind")
+local function cut(self, call, pos)
     local len = self.seq:len()
-    if math.type(pos) ~= "integer" then errors.raise("s:rewind", "a position (integer) expected, got " .. type(pos)) end
-    if pos < 0 then pos = len + pos end
     if pos < 0 or pos > len then
-        errors.raise("s:rewind", ("position %d is outside the session (0 to %d)"):format(pos, len))
+        errors.raise(call, ("position %d is outside the session (0 to %d)"):format(pos, len))
     end
-    errors.check("s:rewind", self.seq:truncate(pos))
+    errors.check(call, self.seq:truncate(pos))
     for i = #self.messages, 1, -1 do
         local e = self.ends[self.messages[i]]
         if e and e <= pos then break end
@@ -455,13 +470,22 @@ function Session:rewind(pos)
     return self
 end
 
+--- Cuts the session to its first pos tokens; messages whose end is cut off go too. A negative pos counts from the end.
+---@param pos integer
+function Session:rewind(pos)
+    ready(self, "s:rewind")
+    if math.type(pos) ~= "integer" then errors.raise("s:rewind", "a position (integer) expected, got " .. type(pos)) end
+    return cut(self, "s:rewind", pos < 0 and self.seq:len() + pos or pos)
+end
+
 --- As rewind, to a length counted from the beginning.
 ---@param n integer
 function Session:truncate(n)
+    ready(self, "s:truncate")
     if math.type(n) ~= "integer" or n < 0 then
         errors.raise("s:truncate", ("a length (integer) expected, got %s"):format(tostring(n)))
     end
-    return self:rewind(n)
+    return cut(self, "s:truncate", n)
 end
 
 --- Keeps its blocks when memory runs short: for so many seconds, or (true, nothing) until s:pin(false).
@@ -521,6 +545,6 @@ end
 Session.__close = Session.close
 
 --- For other modules of the library.
-M.internal = { ready = ready, open_turn = open_turn, adopt = adopt }
+M.internal = { ready = ready, open_turn = open_turn, adopt = adopt, keep_pinned = keep_pinned }
 
 return M

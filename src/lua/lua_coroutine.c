@@ -326,6 +326,29 @@ static int core_step(lua_State *L)
     return n + 1;
 }
 
+/* step_limited(seconds, hard, co, ...): as step, for a task that a time limit hangs over: when it has been busy for so
+ * many seconds of processor time, it is interrupted ("yielded") where it can be; where it can't, an error ends it after
+ * `hard` seconds. */
+static int core_step_limited(lua_State *L)
+{
+    lua_Number seconds = luaL_checknumber(L, 1), hard = luaL_checknumber(L, 2);
+    luaL_checktype(L, 3, LUA_TTHREAD);
+    lua_State *co = lua_tothread(L, 3);
+    if (!(seconds > 0 && hard > 0)) return luaL_error(L, "limits above 0 expected");
+    if (hard > 1e9) hard = 1e9;
+    const lr_lua_limits lim = {.seconds = hard < seconds ? hard : seconds, .hard = hard};
+    lr_error err;
+    lua_pushcfunction(L, core_step);
+    lua_replace(L, 2);
+    if (lr_lua_pcall_limited(L, lua_gettop(L) - 2, LUA_MULTRET, &lim, &err) == 0) return lua_gettop(L) - 1;
+    set_parked(co, IDLE); /* its time was up just as it stopped by itself */
+    reset(co);
+    lua_settop(L, 0);
+    lua_pushliteral(L, "dead");
+    lua_pushstring(L, err.text);
+    return 2;
+}
+
 /* close(co): ends a parked task from outside: its to-be-closed variables are closed, innermost coroutine first.
  * true, or false and the error of a close handler. */
 static int core_close(lua_State *L)
@@ -411,6 +434,7 @@ void lr_lua_open_coroutine(lua_State *L)
         {"resume", core_resume},
         {"wrap", core_wrap},
         {"step", core_step},
+        {"step_limited", core_step_limited},
         {"close", core_close},
         {"catch_interrupts", core_catch_interrupts},
         {"interrupted", core_interrupted},

@@ -22,6 +22,8 @@
 #define TIME_SIGNAL SIGVTALRM
 #define IDLE_TICKS  80 /* ticks without calls until the watchdog sleeps */
 
+const lr_lua_limits lr_lua_step_limits = {.seconds = 1, .bytes = (size_t)256 << 20};
+
 static struct {
     lua_Alloc alloc; /* the allocator below this one */
     void *ud;
@@ -39,6 +41,7 @@ static struct {
     lua_State *volatile L; /* the thread of the innermost call */
     volatile sig_atomic_t held;
     int64_t hard_at; /* the thread's processor time at which a preemptible call is stopped; 0 = it is not preemptible */
+    int64_t hard;    /* what it may take until then */
     bool works;      /* the watchdog runs */
     pthread_once_t once;
     pthread_mutex_t lock;
@@ -103,6 +106,7 @@ static void time_hook(lua_State *L, lua_Debug *ar)
             lr_lua_preempt(L);
         return;
     }
+    if (watch.hard_at) luaL_error(L, "over the time limit: %d ms of processor time", (int)(watch.hard / 1000000));
     luaL_error(L, "over the time limit of a hook: %d ms of processor time",
                (int)(atomic_load(&watch.budget) / 1000000));
 }
@@ -224,7 +228,8 @@ int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_l
     if (lim->bytes && heap.used + (int64_t)lim->bytes < limit) heap.limit = heap.used + (int64_t)lim->bytes;
     watch.L = L;
     if (timed) {
-        watch.hard_at = lim->hard > 0 ? clock_ns(CLOCK_THREAD_CPUTIME_ID) + (int64_t)(lim->hard * 1e9) : 0;
+        watch.hard = (int64_t)(lim->hard * 1e9);
+        watch.hard_at = lim->hard > 0 ? clock_ns(CLOCK_THREAD_CPUTIME_ID) + watch.hard : 0;
         begin_time(lim->seconds);
     }
     int base = lua_gettop(L) - n_args;

@@ -82,6 +82,9 @@ typedef struct lr_lua_limits {
 int lr_lua_call_limited(lua_State *L, int n_args, int n_results, const lr_lua_limits *, lr_error *err);
 /* The same, but leaves the whole message (a string, if it could be made) on the stack when it fails. */
 int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_limits *, lr_error *err);
+/* What a function of a trusted program may take when it is called inside a step of the engine, where it keeps all
+ * others waiting: a stage of a sampler, the `next` of a scripted model. */
+extern const lr_lua_limits lr_lua_step_limits;
 /* Nothing is stopped for its time while this is on: for reporting what was stopped. */
 void lr_lua_hold_time(bool on);
 

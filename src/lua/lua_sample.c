@@ -7,9 +7,10 @@
  * {"mirostat2", tau, eta}, {"adaptive_p", target, decay}, {"lua", function}; lua/llmrun/sampler.lua makes them of what
  * users write.
  *
- * A Lua stage is called as f(logits, ctx) inside the engine's step, so it can't wait. It may change the logits, and may
- * return a token id, which then is drawn. ctx is a table that lives as long as the request (the stage may keep things
- * in it) with position, n_prompt, n_generated, last (the last token) and the methods tokens(n) and uniform(stream).
+ * A Lua stage is called as f(logits, ctx) inside the engine's step, so it can't wait, and has limits of processor time
+ * and memory (lr_lua_step_limits). It may change the logits, and may return a token id, which then is drawn. ctx is a
+ * table that lives as long as the request (the stage may keep things in it) with position, n_prompt, n_generated, last
+ * (the last token) and the methods tokens(n) and uniform(stream).
  */
 #include "base/mem.h"
 #include "lua/lua_int.h"
@@ -136,7 +137,7 @@ static int stage_call(void *user, lr_logits *l, const lr_sample_ctx *ctx, lr_err
     lua_pushlightuserdata(L, h);
     lua_pushlightuserdata(L, l);
     lua_pushlightuserdata(L, (void *)(uintptr_t)ctx);
-    int rc = lr_lua_call(L, 3, 1, err);
+    int rc = lr_lua_call_limited(L, 3, 1, &lr_lua_step_limits, err);
     current_ctx = before;
     lua_rawgeti(L, LUA_REGISTRYINDEX, h->ref);
     lua_rawgeti(L, -1, 3);

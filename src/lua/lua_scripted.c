@@ -2,8 +2,8 @@
  *
  * next(tokens) is called once for each row whose logits are wanted, with the list of ids up to and including it. It
  * returns a token id (which any sampler then draws), a table { [id] = logit, default = logit of the rest, -inf }, or
- * { row = list of all logits }. An error in it fails the request; its text is kept for whoever asks
- * (script:last_error()).
+ * { row = list of all logits }. An error in it, or more than lr_lua_step_limits, fails the request; its text is kept
+ * for whoever asks (script:last_error()).
  */
 #include "base/mem.h"
 #include "lua/lua_int.h"
@@ -86,7 +86,7 @@ static int next_row(void *user, const int32_t *tokens, int n, float *logits)
     lua_pushlightuserdata(L, (void *)(uintptr_t)tokens);
     lua_pushinteger(L, n);
     lua_pushlightuserdata(L, logits);
-    if (lr_lua_call(L, 4, 0, &err) == 0) return 0;
+    if (lr_lua_call_limited(L, 4, 0, &lr_lua_step_limits, &err) == 0) return 0;
     lua_rawgeti(L, LUA_REGISTRYINDEX, s->ref);
     lua_pushstring(L, err.text);
     lua_rawseti(L, -2, 2);

@@ -77,6 +77,11 @@ static int check_number(float x, float min, const char *what, lr_error *err)
     return lr_fail(err, LR_EINVAL, "%s = %g is not a number of at least %g", what, (double)x, (double)min);
 }
 
+static int check_share(float x, const char *what, lr_error *err)
+{
+    return x >= 0 && x <= 1 ? 0 : lr_fail(err, LR_EINVAL, "%s = %g: 0 to 1 expected", what, (double)x);
+}
+
 static int check_stage(const lr_stage *s, int n_vocab, lr_error *err)
 {
     int rc;
@@ -96,11 +101,11 @@ static int check_stage(const lr_stage *s, int n_vocab, lr_error *err)
     case LR_STAGE_TEMPERATURE:
         return check_number(s->a, 0, "temperature", err);
     case LR_STAGE_TOP_P:
-        return check_number(s->a, 0, "top_p", err);
+        return check_share(s->a, "top_p", err);
     case LR_STAGE_MIN_P:
-        return check_number(s->a, 0, "min_p", err);
+        return check_share(s->a, "min_p", err);
     case LR_STAGE_TYPICAL:
-        return check_number(s->a, 0, "typical_p", err);
+        return check_share(s->a, "typical_p", err);
     case LR_STAGE_TOP_N_SIGMA:
         return check_number(s->a, -1, "top_n_sigma", err);
     case LR_STAGE_TOP_K:

@@ -171,7 +171,7 @@ describe("pin, truncate, tags", function()
         s:truncate(0)
         assert.equal(0, s.len)
         raises("s:truncate: a length (integer) expected, got -1", s.truncate, s, -1)
-        raises("s:rewind: position 7 is outside", s.truncate, s, 7)
+        raises("s:truncate: position 7 is outside", s.truncate, s, 7)
     end)
 
     it("tags", function()
