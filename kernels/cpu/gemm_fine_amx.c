@@ -2,10 +2,10 @@
  *
  * A row's block lies in memory as 32 high and 32 low parts: 64 bytes, a whole row of an A tile. The B tile holds the
  * block's weights twice, first times 8 and then as they are, so one tile product gives sum w (8 high + low) in 32 bits:
- * eleven bits for the tile time of eight (the time of a tile product does not depend on its k). Weights of more than 5
- * bits leave no room for times 8 in a byte: they go in times 2^shift, and the high parts pass again until it is 8 times
- * (6 bits: once more; 8 bits: 7 times more, but such weights are few in the models people run). Where scales belong to
- * 16 k, a tile product takes the same A tile with the other half's weights zero.
+ * eleven bits for the tile time of eight (the time of a tile product does not depend on its k). Weights of 6 bits leave
+ * no room for times 8 in a byte: they go in times 4, and the high parts pass once more. Weights of 8 bits take two
+ * products with sums of their own, one of the high parts and one of the low parts. Where scales belong to 16 k, a tile
+ * product takes the same A tile with the other half's weights zero.
  *
  * As in gemm_amx.c, products run a pair of units ahead of the float part, and weights with a zero point are signed. Up
  * to GROUP tiles of rows pass over a chunk of a strip while it is in L1, and so are the rows, which all strips of the
@@ -13,8 +13,10 @@
  */
 #include "cpu/gemm_amx.h"
 #include "cpu/gemm_avx512.h"
+#include <string.h>
 
 enum {
+    KIND_SPLIT = 4,
     FINE_CHUNK = 8, /* blocks that are unpacked at a time */
     GROUP = 4,      /* tiles of rows */
     LAST = 4,       /* rows behind the last whole tile that go the VNNI way */
@@ -37,17 +39,18 @@ static void configure(int rows)
     lr_tiles_load(&c);
 }
 
-/* How far a form's weights can be shifted inside a byte, at most 3. */
-INLINE int shift_of(const lr_form f)
-{
-    const int bits = f.lut ? 8 : f.main + f.extra;
-    return bits <= 5 ? 3 : 8 - bits;
-}
+INLINE bool splits(const lr_form f) { return f.lut || f.main == 8; }
 
+/* Units of a block: halves of 16 k, or high and low parts. */
+INLINE int units_of(const lr_form f) { return f.sub == 16 || splits(f) ? 2 : 1; }
+
+/* How far a form's weights can be shifted inside a byte, at most 3. */
+INLINE int shift_of(const lr_form f) { return f.main + f.extra <= 5 ? 3 : 8 - f.main - f.extra; }
+
+/* Zero weights are not written: they are where they were in the blocks before. */
 INLINE void unpack_fine(const lr_form f, const lr_strip *st, size_t b0, int nb, size_t ahead, fine_panel *o)
 {
-    const int shift = shift_of(f), halves = f.sub == 16 ? 2 : 1, per = 8 / halves;
-    const __m512i zero = _mm512_setzero_si512();
+    const int shift = shift_of(f), units = units_of(f), per = f.sub == 16 ? 4 : 8;
     for (int b = 0; b < nb; b++) {
         const size_t at = b0 + (size_t)b;
         __m512i w[8];
@@ -57,20 +60,19 @@ INLINE void unpack_fine(const lr_form f, const lr_strip *st, size_t b0, int nb, 
         unpack512(f, q, h, w);
         if (f.zero)
             for (int g = 0; g < 8; g++) w[g] = _mm512_sub_epi8(w[g], _mm512_set1_epi8((char)f.zero));
-        for (int i = 0; i < halves; i++) {
-            uint8_t *p = o->first[b * halves + i], *again = o->again[b * halves + i];
-            for (int g = 0; g < 8; g++) {
-                const bool mine = g / per == i;
-                /* sign bits that a 16-bit shift carries over are masked away */
-                const __m512i keep = _mm512_set1_epi8((char)(0xFF << shift));
-                const __m512i high = _mm512_and_si512(_mm512_slli_epi16(w[g], (unsigned)shift), keep);
-                _mm512_store_si512(p + 64 * g, mine ? high : zero);
-                _mm512_store_si512(p + 64 * (g + 8), mine ? w[g] : zero);
-                if (shift < 3) {
-                    _mm512_store_si512(again + 64 * g, mine ? high : zero);
-                    _mm512_store_si512(again + 64 * (g + 8), zero);
-                }
+        for (int g = 0; g < 8; g++) {
+            const int unit = b * units + g / per;
+            if (splits(f)) {
+                _mm512_store_si512(o->first[unit] + 64 * g, w[g]);
+                _mm512_store_si512(o->first[unit + 1] + 64 * (g + 8), w[g]);
+                continue;
             }
+            __m512i high = _mm512_slli_epi16(w[g], (unsigned)shift);
+            if (f.zero) /* sign bits that a 16-bit shift carries over */
+                high = _mm512_and_si512(high, _mm512_set1_epi8((char)(0xFF << shift)));
+            _mm512_store_si512(o->first[unit] + 64 * g, high);
+            _mm512_store_si512(o->first[unit] + 64 * (g + 8), w[g]);
+            if (shift < 3) _mm512_store_si512(o->again[unit] + 64 * g, high);
         }
         o->s[b] = scales_of(f, st, at);
     }
@@ -104,13 +106,16 @@ INLINE void prepare(const lr_form f, int nr, const lr_qact *qa, size_t row, size
 }
 
 /* Adds block b, whose integer sums are in i0 (and i1), to the rows of acc. */
-INLINE void add_tile(const lr_form f, const fine_panel *p, const fine_rows *ri, int b, const tile_sums *i0,
-                     const tile_sums *i1, __m512 acc[16])
+INLINE void add_tile(const lr_form f, const bool split, const fine_panel *p, const fine_rows *ri, int b,
+                     const tile_sums *i0, const tile_sums *i1, __m512 acc[16])
 {
     const scales512 *s = &p->s[b];
 #pragma GCC unroll 16
     for (int r = 0; r < 16; r++) {
-        const __m512 sx = _mm512_set1_ps(ri->sx[r][b]), x0 = _mm512_cvtepi32_ps(_mm512_load_si512((*i0)[r]));
+        const __m512 sx = _mm512_set1_ps(ri->sx[r][b]);
+        __m512i i = _mm512_load_si512((*i0)[r]);
+        if (split) i = _mm512_add_epi32(_mm512_slli_epi32(i, 3), _mm512_load_si512((*i1)[r]));
+        const __m512 x0 = _mm512_cvtepi32_ps(i);
         if (f.sub == 32) {
             acc[r] = _mm512_fmadd_ps(x0, _mm512_mul_ps(s->s, sx), acc[r]);
             if (f.min) acc[r] = _mm512_fmadd_ps(s->m, _mm512_set1_ps(ri->xs[r][b]), acc[r]);
@@ -126,10 +131,10 @@ INLINE void add_tile(const lr_form f, const fine_panel *p, const fine_rows *ri, 
 }
 
 /* The product of unit u, counted over all tiles of rows: whose rows are the ones from q on; and its sums to memory.
- * halves: units a block. */
+ * per: units a block. */
 #define PRODUCT(q, u, c, a, b)                                                                                         \
     if ((u) < units) {                                                                                                 \
-        LR_TILE_LOAD(a, (q) + (size_t)((u) / halves) * 64, k2);                                                        \
+        LR_TILE_LOAD(a, (q) + (size_t)((u) / per) * 64, k2);                                                           \
         LR_TILE_LOAD(b, p->first[u], 64);                                                                              \
         _tile_zero(c);                                                                                                 \
         if (is_signed)                                                                                                 \
@@ -158,9 +163,9 @@ typedef struct fine_call {
 } fine_call;
 
 /* nt tiles of nr rows over a chunk of one strip. */
-INLINE void tiles(const lr_form f, const fine_call *a, int nt, int nr)
+INLINE void tiles(const lr_form f, const bool split, const fine_call *a, int nt, int nr)
 {
-    const int halves = f.sub == 16 ? 2 : 1, units = halves * a->nb, step = halves == 2 ? 1 : 2, nb = a->nb;
+    const int per = f.sub == 16 || split ? 2 : 1, units = per * a->nb, step = per == 2 ? 1 : 2, nb = a->nb;
     const bool is_signed = a->is_signed;
     const int again = a->again;
     const size_t k2 = a->k2, ldy = a->ldy;
@@ -183,8 +188,8 @@ INLINE void tiles(const lr_form f, const fine_call *a, int nt, int nr)
             SUMS(u, 0, 0);
             PRODUCT(q, u + 3, 7, 3, 5)
             SUMS(u + 1, 1, 1);
-            add_tile(f, p, ri, b, &sums[0], &sums[1], acc);
-            if (halves == 1 && b + 1 < nb) add_tile(f, p, ri, b + 1, &sums[1], NULL, acc);
+            add_tile(f, split, p, ri, b, &sums[0], &sums[1], acc);
+            if (per == 1 && b + 1 < nb) add_tile(f, split, p, ri, b + 1, &sums[1], NULL, acc);
             const bool over = u + 4 >= units;
             const int8_t *qn = over ? next : q;
             const int un = over ? t + 1 < nt ? 0 : units : u + 4;
@@ -192,8 +197,8 @@ INLINE void tiles(const lr_form f, const fine_call *a, int nt, int nr)
             SUMS(u + 2, 6, 2);
             PRODUCT(qn, un + 1, 1, 3, 5)
             SUMS(u + 3, 7, 3);
-            if (b + step < nb) add_tile(f, p, ri, b + step, &sums[2], &sums[3], acc);
-            if (halves == 1 && b + 3 < nb) add_tile(f, p, ri, b + 3, &sums[3], NULL, acc);
+            if (b + step < nb) add_tile(f, split, p, ri, b + step, &sums[2], &sums[3], acc);
+            if (per == 1 && b + 3 < nb) add_tile(f, split, p, ri, b + 3, &sums[3], NULL, acc);
         }
         q = next;
 #pragma GCC unroll 16
@@ -204,27 +209,29 @@ INLINE void tiles(const lr_form f, const fine_call *a, int nt, int nr)
 
 typedef void fine512(const fine_call *a, int nt, int nr);
 
-#define KIND(name, sub, min)                                                                                           \
+#define KIND(name, sub, min, split)                                                                                    \
     static __attribute__((noinline)) void name##_tiles(const fine_call *a, int nt, int nr)                             \
     {                                                                                                                  \
-        tiles(LR_FORM(8, 0, sub, 0, 0, min, 0, 0), a, nt, nr);                                                         \
+        tiles(LR_FORM(8, 0, sub, 0, 0, min, 0, 0), split, a, nt, nr);                                                  \
     }                                                                                                                  \
     static void name##_prepare(int nr, const lr_qact *qa, size_t row, size_t b, int nb, fine_rows *o)                  \
     {                                                                                                                  \
         prepare(LR_FORM(8, 0, sub, 0, 0, min, 0, 0), nr, qa, row, b, nb, o);                                           \
     }
-KIND(kind32, 32, 0)
-KIND(kind32_min, 32, 1)
-KIND(kind16, 16, 0)
-KIND(kind16_min, 16, 1)
+KIND(kind32, 32, 0, false)
+KIND(kind32_min, 32, 1, false)
+KIND(kind16, 16, 0, false)
+KIND(kind16_min, 16, 1, false)
+KIND(split32, 32, 0, true)
 
 static const struct {
     fine512 *tiles;
     void (*prepare)(int nr, const lr_qact *qa, size_t row, size_t b, int nb, fine_rows *o);
-} kinds[4] = {{kind32_tiles, kind32_prepare},
-              {kind32_min_tiles, kind32_min_prepare},
-              {kind16_tiles, kind16_prepare},
-              {kind16_min_tiles, kind16_min_prepare}};
+} kinds[] = {{kind32_tiles, kind32_prepare},
+             {kind32_min_tiles, kind32_min_prepare},
+             {kind16_tiles, kind16_prepare},
+             {kind16_min_tiles, kind16_min_prepare},
+             {split32_tiles, split32_prepare}};
 
 #define X(type, ...)                                                                                                   \
     static __attribute__((noinline)) void unpack_##type(const lr_strip *st, size_t b0, int nb, size_t ahead,           \
@@ -247,11 +254,13 @@ static void group(const lr_gemm_w *w, const lr_form *f, const lr_qact *qa, size_
                   size_t ldy, int s0, int s1)
 {
     const lr_parts parts = lr_form_parts(f, w->k);
-    const int blocks = w->k / 32, kind = kind_of(*f);
+    const int blocks = w->k / 32, kind = splits(*f) ? KIND_SPLIT : kind_of(*f);
     fine_panel p;
     fine_rows ri[GROUP];
     fine_call a = {.p = &p, .ri = ri, .k2 = 2 * (size_t)qa->k, .is_signed = f->zero != 0, .ldy = ldy};
-    a.again = (8 >> shift_of(*f)) - 1;
+    if (!splits(*f)) a.again = (8 >> shift_of(*f)) - 1;
+    if (units_of(*f) == 2) memset(p.first, 0, sizeof p.first);
+    if (a.again) memset(p.again, 0, sizeof p.again);
     for (int c = 0; c < blocks; c += FINE_CHUNK) {
         a.nb = blocks - c < FINE_CHUNK ? blocks - c : FINE_CHUNK;
         a.first = c == 0;
