@@ -294,7 +294,8 @@ static void consider(lr_engine *e, lr_request *r)
     c->n = 0;
     c->most = most;
     c->batch = st->generating;
-    c->acceptance = lr_pace_odds_of(&st->pace, &s->odds, s->method, s->match);
+    lr_spec_method kind = c->method == LR_SPEC_OFF ? LR_SPEC_GIVEN : c->method;
+    c->acceptance = lr_pace_odds_of(&st->pace, &s->odds, kind, s->match);
     if (s->p.choose && s->p.choose(s->p.user, r, c, &err)) {
         lr_request__fail(r, &err);
         return;

@@ -28,7 +28,7 @@ typedef struct lr_spec_choice {
     /* for looking at */
     int most;          /* tokens that there is room for */
     int batch;         /* requests that generate in this step */
-    double acceptance; /* chance of a token of the last draft's kind */
+    double acceptance; /* chance of a token, as the request's drafts have shown */
 } lr_spec_choice;
 
 /* Start from lr_spec_defaults(). */

@@ -5,6 +5,7 @@ local common = require "llmrun.cli.common"
 local args = require "llmrun.cli.args"
 local load = require "llmrun.cli.bench_load"
 local bench_url = require "llmrun.cli.bench_url"
+local bench_spec = require "llmrun.cli.bench_spec"
 
 local M = {
     summary = "measures prefill and decode speed, and speed under load",
@@ -23,6 +24,7 @@ of real arrivals). They print throughput, time to first token (TTFT), time per t
         llmrun bench --batch 1,4,16
         llmrun bench --concurrency 1,4,8,16,32
         llmrun bench --url http://127.0.0.1:8080 --requests 200 --rate 4 --goodput ttft:500,tpot:60
+        llmrun bench -m qwen-1.5b --spec --draft qwen-0.5b --decode 128 --repeat 3
         llmrun bench --load agents --sessions 8 --turns 20
         llmrun bench --replay tests/data/traces/mooncake_conversation.jsonl --scale 0.03 --speed 0.5]],
     flags = common.flags({
@@ -32,7 +34,7 @@ of real arrivals). They print throughput, time to first token (TTFT), time per t
         { "batch", arg = "LIST", default = "1", help = "sequences decoded together, e.g. 1,4,16" },
         { "repeat", short = "r", arg = "N", type = "integer", default = 5, help = "measurements" },
         { "json", help = "prints one JSON object a line" },
-    }, load.flags, bench_url.flags),
+    }, load.flags, bench_url.flags, bench_spec.flags),
 }
 
 local some_tokens = load.some_tokens
@@ -144,6 +146,7 @@ function M.run(o)
     if load.wanted(o) then return load.run(o) end
     local sizes = load.numbers("batch", o.batch)
     if o["repeat"] < 1 then args.fail("--repeat must be at least 1", 2) end
+    if o.spec then return bench_spec.run(o, sizes) end
     local most = math.max(table.unpack(sizes))
     local need = math.max(o.prefill, o.depth + o.decode) + 16
     local block = o.block_size or 16

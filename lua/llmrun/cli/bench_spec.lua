@@ -1,0 +1,209 @@
+--- llmrun bench --spec: decoding with and without speculation, side by side, next to what the formula predicts.
+---
+--- Tasks: "code" (short programs to be written) and "edit" (a program to be printed again with one name changed). Each
+--- round runs every method once, in turn, so that what else the machine does hits all alike; medians are printed.
+---
+--- The formula: a draft of K tokens that are right with probability a each gives (1 - a^(K+1)) / (1 - a) tokens for the
+--- time of K draft passes (c each) and a step of K + 1 rows (v), in units of a step of one row. K and a (of the first
+--- place) are those measured, as are c and v.
+
+local args = require "llmrun.cli.args"
+local common = require "llmrun.cli.common"
+
+local M = {}
+
+M.flags = {
+    { "spec", help = "speculation: with and without, side by side" },
+    { "draft", arg = "MODEL", help = "--spec: a draft model" },
+    { "task", arg = "LIST", default = "code,edit", help = "--spec: code, edit" },
+    { "method", arg = "LIST", help = "--spec: ngram, suffix, draft, with =K always that many; e.g. draft,draft=4" },
+}
+
+local CODE = {
+    "Write a Python function that reads a CSV file and returns the mean of each numeric column.",
+    "Write a C function that reverses a singly linked list in place, with a short test program.",
+    "Write a Python class for a bank account with deposit, withdraw and a history of transactions.",
+    "Write a JavaScript function that groups a list of objects by a key and counts the groups.",
+}
+
+local PROGRAM = [[
+class Inventory:
+    def __init__(self, name):
+        self.name = name
+        self.items = {}
+        self.history = []
+
+    def add(self, item, count=1):
+        if count < 1:
+            raise ValueError("count must be positive")
+        self.items[item] = self.items.get(item, 0) + count
+        self.history.append(("add", item, count))
+
+    def remove(self, item, count=1):
+        have = self.items.get(item, 0)
+        if have < count:
+            raise ValueError("not enough of " + item)
+        self.items[item] = have - count
+        if self.items[item] == 0:
+            del self.items[item]
+        self.history.append(("remove", item, count))
+
+    def total(self):
+        return sum(self.items.values())
+
+    def report(self):
+        lines = [self.name]
+        for item in sorted(self.items):
+            lines.append("  %s: %d" % (item, self.items[item]))
+        return "\n".join(lines)
+]]
+
+local TASKS = {
+    code = function(i) return CODE[(i - 1) % #CODE + 1] end,
+    edit = function()
+        return "Print this program again, with the class renamed to Stock. Only the code.\n```python\n" .. PROGRAM ..
+            "```"
+    end,
+}
+
+local function list(text)
+    local t = {}
+    for word in text:gmatch "[^,%s]+" do t[#t + 1] = word end
+    return t
+end
+
+--- "draft=4" -> what gen takes
+local function option(name)
+    local method, k = name:match "^(%a+)=(%d+)$"
+    if not method then return name end
+    return { method = method, k = math.tointeger(tonumber(k)), fixed = true }
+end
+
+local function median(t)
+    table.sort(t)
+    local n = #t
+    return n % 2 == 1 and t[n // 2 + 1] or (t[n // 2] + t[n // 2 + 1]) / 2
+end
+
+--- One run of `batch` requests: tokens a second behind the first token, texts, counts of drafts.
+local function run(llm, model, task, batch, tokens, speculate)
+    local sum = { drafts = 0, drafted = 0, accepted = 0, steps = 0, draft_time = 0, tried = 0, right = 0 }
+    local numbers, first, last, texts, count = {}, math.huge, 0, {}, 0
+    for i = 1, batch do numbers[i] = i end
+    llm.map(numbers, function(i)
+        local s <close> = model:session()
+        s:user(TASKS[task](i))
+        local r = s:gen { max_tokens = tokens, temperature = 0, speculate = speculate }
+        texts[i] = r.text
+        count = count + r.usage.completion_tokens - 1
+        first = math.min(first, r.timing.first_token)
+        last = math.max(last, r.timing.total)
+        local sp = r.speculation
+        sum.steps = sum.steps + r.usage.completion_tokens - (sp and sp.accepted or 0)
+        if not sp then return end
+        for _, k in ipairs { "drafts", "drafted", "accepted", "draft_time" } do sum[k] = sum[k] + sp[k] end
+        sum.tried, sum.right = sum.tried + sp.tried_at[1], sum.right + sp.accepted_at[1]
+    end)
+    return count / (last - first), table.concat(texts, "\0"), sum
+end
+
+--- What the formula says of the drafts counted; 1 without any.
+local function predict(model, sum, batch)
+    if sum.drafts == 0 then return 1 end
+    local k, a = sum.drafted / sum.drafts, math.min(sum.right / sum.tried, 0.999)
+    local one, pass = model.engine:pace(batch)
+    pass = sum.draft_time > 0 and pass or 0
+    local low = math.floor(k)
+    local t0, t1 = model.engine:pace(batch * (low + 1)), model.engine:pace(batch * (low + 2))
+    local verify = t0 + (t1 - t0) * (k - low)
+    if not (one > 0 and verify > 0) then return nil end
+    local plain = sum.steps - sum.drafts
+    local tokens = sum.drafts * (1 - a ^ (k + 1)) / (1 - a) + plain
+    return tokens / (sum.drafts * (verify + k * pass) / one + plain)
+end
+
+local function methods_of(o)
+    local t = list(o.method or (o.draft and "ngram,suffix,draft" or "ngram,suffix"))
+    for _, name in ipairs(t) do
+        local m = name:match "^%a+"
+        if m ~= "ngram" and m ~= "suffix" and m ~= "draft" then
+            args.fail(("--method: '%s' is none of ngram, suffix, draft"):format(name), 2)
+        elseif m == "draft" and not o.draft then
+            args.fail("--method draft needs --draft MODEL", 2)
+        end
+    end
+    return t
+end
+
+local function measure(llm, model, task, batch, o, names)
+    local all = { off = { rates = {} } }
+    for _, name in ipairs(names) do all[name] = { rates = {} } end
+    local order = table.move(names, 1, #names, 2, { "off" })
+    for round = 0, o["repeat"] do
+        for _, name in ipairs(order) do
+            local rate, text, sum = run(llm, model, task, batch, o.decode, option(name))
+            local e = all[name]
+            if round > 0 then e.rates[round] = rate end
+            e.text, e.sum = text, sum
+        end
+    end
+    for _, name in ipairs(order) do all[name].rate = median(all[name].rates) end
+    return all
+end
+
+local function record_of(model, task, batch, name, e, off)
+    local s = e.sum
+    return {
+        task = task, batch = batch, method = name, tps = e.rate, off_tps = off.rate, speedup = e.rate / off.rate,
+        predicted = predict(model, s, batch), same_text = e.text == off.text,
+        length = s.drafts > 0 and s.accepted / s.drafts or 0, drafted = s.drafts > 0 and s.drafted / s.drafts or 0,
+        acceptance = s.drafted > 0 and s.accepted / s.drafted or 0, part = s.steps > 0 and s.drafts / s.steps or 0,
+    }
+end
+
+--- Runs the benchmark; the exit status.
+function M.run(o, sizes)
+    local llm = require "llmrun"
+    local names = methods_of(o)
+    local most = math.max(table.unpack(sizes))
+    for _, task in ipairs(list(o.task)) do
+        if not TASKS[task] then args.fail(("--task: '%s' is none of code, edit"):format(task), 2) end
+    end
+    local model <close> = common.load(o, {
+        ctx = o.ctx or 1024, max_seqs = math.max(64, most), kv = { type = o.kv_type, blocks = (o.ctx or 1024) // 16 *
+            (most + 1) }, speculate = { method = "off", draft = o.draft },
+    })
+    if not o.json then
+        print(("%s, %s, %d tokens%s"):format(model.info.name, model.info.backend, o.decode,
+            o.draft and ", draft " .. o.draft or ""))
+        print("task  batch  method     tokens/s    off  speed-up  formula  drafts of  taken  in steps  same text")
+    end
+    local status = 0
+    for _, task in ipairs(list(o.task)) do
+        for _, batch in ipairs(sizes) do
+            local all = measure(llm, model, task, batch, o, names)
+            for _, name in ipairs(names) do
+                local r = record_of(model, task, batch, name, all[name], all.off)
+                if not r.same_text then status = 1 end
+                if o.json then
+                    print(require("cjson").encode(r))
+                else
+                    print(("%-5s %5d  %-9s %9.1f %6.1f %8.2fx %7s %10.1f %6.1f %8.0f%%  %s"):format(task, batch, name,
+                        r.tps, r.off_tps, r.speedup, r.predicted and ("%.2fx"):format(r.predicted) or "-", r.drafted,
+                        r.length, 100 * r.part, r.same_text and "yes" or "NO"))
+                end
+            end
+        end
+    end
+    if not o.json then
+        local costs = {}
+        for _, n in ipairs { 1, 2, 3, 4, 5, 8, 16 } do
+            local step, pass = model.engine:pace(n)
+            costs[#costs + 1] = ("%d: %.1f%s"):format(n, step * 1e3, pass > 0 and (" (%.1f)"):format(pass * 1e3) or "")
+        end
+        print("ms of a step (a draft pass) by rows, measured or interpolated: " .. table.concat(costs, ", "))
+    end
+    return status
+end
+
+return M
