@@ -556,6 +556,25 @@ describe("a failing hook", function()
     end)
 end)
 
+describe("the README's policy", function()
+    it("does what it says", function()
+        local f <close> = assert(io.open("lua/README.md"))
+        local code = f:read("a"):match("\n## Policies.-\n(    return {.-\n    })\n")
+        local l = shared.lab { max_seqs = 4, max_batch_tokens = 256, ctx = 2048, kv = { blocks = 500 } }
+        local p = assert(load(code))()
+        l.model:use(p)
+        local names = { "long 1", "long 2", "short" }
+        for _, n in ipairs { 1200, 1200, 10 } do l.submit(n, { max_tokens = 2 }) end
+        l.step()
+        assert.same({ "running", "waiting", "running" }, { l.requests[1]:info().state, l.requests[2]:info().state,
+            l.requests[3]:info().state })
+        assert.same({ "short", "long 1", "long 2" }, l.order(names))
+        assert.equal(0, l.engine:metrics().policy_failed)
+        assert.equal(65, p:evict { last_used = 5, tag = { keep = 60 } })
+        assert.equal(5, p:evict { last_used = 5, tag = 3 })
+    end)
+end)
+
 describe("watch", function()
     local path
     before_each(function() path = os.tmpname() .. ".lua" end)
