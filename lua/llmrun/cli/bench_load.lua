@@ -94,6 +94,7 @@ function Driver:submit(job)
     }))
     job.seq = seq
     self.active[#self.active + 1] = job
+    job.beside = #self.active - 1
 end
 
 local function result_of(job)
@@ -101,7 +102,8 @@ local function result_of(job)
     if i.state ~= "done" then args.fail(i.error or i.state) end
     return {
         prompt = i.n_prompt, cached = i.n_cached, computed = i.n_computed, output = i.n_generated,
-        preempted = i.n_preempted, ttft = i.t_first - job.at, total = i.t_end - job.at, ended = i.t_end,
+        preempted = i.n_preempted, beside = job.beside, ttft = i.t_first - job.at, total = i.t_end - job.at,
+        ended = i.t_end,
         tpot = i.n_generated > 1 and (i.t_last - i.t_first) / (i.n_generated - 1) or nil,
     }
 end
@@ -290,7 +292,8 @@ function M.quarters(turns)
         local part = table.move(turns, (q - 1) * #turns // 4 + 1, q * #turns // 4, 1, {})
         out[q] = {
             history = round(mean_of(part, "history"), 0), new = round(mean_of(part, "new"), 1),
-            computed = round(mean_of(part, "computed"), 1), ttft_ms = round(mean_of(part, "ttft") * 1e3),
+            computed = round(mean_of(part, "computed"), 1), beside = round(mean_of(part, "beside"), 1),
+            ttft_ms = round(mean_of(part, "ttft") * 1e3),
             turn_ms = round(mean_of(part, "total") * 1e3),
         }
     end
@@ -453,10 +456,12 @@ local function run_agents(o)
         print(("prefix hit rate %.2f %%, preemptions %d"):format(100 * r.hit_rate, r.preempted))
         show_times(r)
         if r.quarters then
-            print("turns after the first, by length of history:\n  history  new tokens  computed   TTFT ms   turn ms")
+            print("turns after the first, by length of history (beside: other turns under way when it came):")
+            print("  history  new tokens  computed  beside   TTFT ms   turn ms")
         end
         for _, q in ipairs(r.quarters or {}) do
-            print(("  %7d  %10.1f %9.1f %9.2f %9.2f"):format(q.history, q.new, q.computed, q.ttft_ms, q.turn_ms))
+            print(("  %7d  %10.1f %9.1f %7.1f %9.2f %9.2f"):format(q.history, q.new, q.computed, q.beside, q.ttft_ms,
+                q.turn_ms))
         end
         print("turns alone on a cached history: TTFT in ms\n  history  8 new  32 new  128 new")
         local t = r.alone.turns
