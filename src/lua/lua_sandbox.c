@@ -285,10 +285,13 @@ static int core_sandbox_new(lua_State *L)
     su.b = b;
     b->limit = (size_t)memory;
     b->L = lua_newstate(box_alloc, b);
-    if (!b->L) return luaL_error(L, "not enough memory for a sandbox");
+    lr_error err;
+    if (!b->L) {
+        lr_fail(&err, LR_ELIMIT, "a sandbox needs more memory than %zu bytes", b->limit);
+        return lr_lua_fail(L, &err);
+    }
     lua_pushcfunction(b->L, open_box);
     lua_pushlightuserdata(b->L, &su);
-    lr_error err;
     if (lua_pcall(b->L, 1, 0, 0) == LUA_OK) return 1;
     const char *why = lua_tostring(b->L, -1);
     lr_fail(&err, b->over ? LR_ELIMIT : LR_ESCRIPT, "the sandbox can't be set up: %s", why ? why : "?");

@@ -291,6 +291,8 @@ describe("a program of a client's", function()
         end
         limit "while true do end"
         limit("while true do end", { seconds = 0.05 })
+        limit("return 1", { memory = 1 })
+        limit("return 1", { memory = 100000 })
         limit "local t = {} for i = 1, 1e9 do t[i] = i end"
         limit("llm.sleep(100)", { timeout = 0.1 })
         local gen = [[local s = llm.model:session() s:append ">"

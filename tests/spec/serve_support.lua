@@ -1,4 +1,5 @@
 -- What the specs of the server share: scripted models, and a client for each request.
+local assert = require "luassert"
 local llm = require "llmrun"
 local json = require "llmrun.json"
 local net = require "llmrun.net"
@@ -86,6 +87,79 @@ function M.eventually(fn, seconds)
         if core.now() > deadline then error("it did not come to that in time", 2) end
         llm.sleep(0.005)
     end
+end
+
+--- A copy of a table with more in it.
+function M.with(base, more)
+    local o = {}
+    for k, v in pairs(base) do o[k] = v end
+    for k, v in pairs(more or {}) do o[k] = v end
+    return o
+end
+
+--- Joins the deltas of a stream: { [index] = { text, logprobs = list, finish } }, and usage.
+function M.join(events)
+    local out, usage = {}, nil
+    assert.equal("[DONE]", events[#events])
+    for i = 1, #events - 1 do
+        local e = events[i]
+        if e.usage and e.usage ~= json.null then usage = e.usage end
+        for _, c in ipairs(e.choices) do
+            local o = out[c.index] or { text = "", logprobs = {}, roles = 0, calls = {} }
+            out[c.index] = o
+            assert.is_nil(o.finish, "nothing may follow the end of a choice")
+            local delta = c.delta or c
+            local text = c.delta and delta.content or c.text
+            if text and text ~= json.null then
+                assert.is_truthy(utf8.len(text), "an event that is no UTF-8")
+                o.text = o.text .. text
+            end
+            if delta.role then o.roles = o.roles + 1 end
+            for _, call in ipairs(delta.tool_calls or {}) do
+                local t = o.calls[call.index + 1] or { arguments = "" }
+                o.calls[call.index + 1] = t
+                if call.id then t.id, t.name = call.id, call["function"].name end
+                t.arguments = t.arguments .. call["function"].arguments
+            end
+            local lp = c.logprobs
+            if lp and lp ~= json.null then
+                for _, item in ipairs(lp.content or lp.tokens) do table.insert(o.logprobs, item) end
+                for k, at in ipairs(lp.text_offset or {}) do
+                    o.offsets = o.offsets or {}
+                    o.offsets[#o.offsets + 1] = at
+                    assert.is_number(lp.token_logprobs[k] == json.null and 0 or lp.token_logprobs[k])
+                end
+            end
+            if c.finish_reason ~= json.null then o.finish = c.finish_reason end
+        end
+    end
+    return out, usage
+end
+
+--- A server for one model, and shorthands that check the status.
+function M.serving(model, opts)
+    local server = M.start(M.with({ models = { model } }, opts))
+    local api = { server = server, model = model }
+    function api.ok(path, body)
+        local r = M.post(server, path, body)
+        assert.equal(200, r.status, r.body)
+        return r.json or r.events
+    end
+    function api.refused(path, body, param, status)
+        local r = M.post(server, path, body)
+        assert.equal(status or 400, r.status, r.body)
+        local e = r.json.error
+        assert.is_string(e.message)
+        assert.is_string(e.type)
+        assert.equal(param or json.null, e.param, r.body)
+        return e
+    end
+    return setmetatable(api, { __close = function()
+        server:close()
+        model:check()
+        assert.equal(0, model:stats().sequences)
+        model:close()
+    end })
 end
 
 return M

@@ -63,20 +63,7 @@ local function guarded(fn, ...)
 end
 M.guarded = guarded
 
---- Generates one choice on a session. on_piece(text, records) gets it as it comes. Returns s:gen's result with records:
---- those not yet given.
----@param model llmrun.Model
----@param s llmrun.Session
----@param gen table options of s:gen
----@param on_piece? function
----@param script? table a sampler that came with the request: its errors are the client's
-function M.run(model, s, gen, on_piece, script)
-    if script then
-        gen.sampler = script.stages
-        local ok, r = pcall(M.run, model, s, gen, on_piece)
-        if ok then return r end
-        require("llmrun.openai.scripts").explain(script, r)
-    end
+local function generate(model, s, gen, on_piece)
     local sent, records = 0, gen.logprobs and new_records(model, gen.special)
     local next_piece, state, first, guard = guarded(s.stream, s, gen)
     for piece in next_piece, state, first, guard do
@@ -92,6 +79,24 @@ function M.run(model, s, gen, on_piece, script)
         r.records = records:take(r.stop and #r.text or nil)
     end
     return r
+end
+
+local function with_trace(e) return type(e) == "string" and debug.traceback(e, 2) or e end
+
+--- Generates one choice on a session. on_piece(text, records) gets it as it comes. Returns s:gen's result with records:
+--- those not yet given.
+---@param model llmrun.Model
+---@param s llmrun.Session
+---@param gen table options of s:gen
+---@param on_piece? function
+---@param script? table a sampler that came with the request: its errors are the client's
+function M.run(model, s, gen, on_piece, script)
+    if script then gen.sampler = script.stages end
+    local ok, r = xpcall(generate, with_trace, model, s, gen, on_piece)
+    if ok then return r end
+    if script then require("llmrun.openai.scripts").explain(script, r) end
+    if errors.is(r) and r.message:find("no token is left to draw", 1, true) then M.raise(r) end -- by bans and biases
+    error(r, 0)
 end
 
 --- fn(i) for 1 to n side by side, all ended if one fails or the caller is ended. Returns the list of results.

@@ -1,5 +1,6 @@
 --- The OpenAI API, as routes of llm.serve: /v1/models, /v1/chat/completions, /v1/completions, /v1/responses,
---- /v1/embeddings, /tokenize, /detokenize. Plain Lua over sessions, meant to be read and changed.
+--- /v1/embeddings, /v1/programs, /tokenize, /detokenize, /openapi.json. Plain Lua over sessions, meant to be read and
+--- changed.
 ---
 --- Options (the table `openai` of llm.serve): limits (see sampling.lua), max_queue (completions that may wait for the
 --- engine before further ones get 503), names (further names of the models: name -> model). Scripts in requests: see
@@ -130,6 +131,7 @@ function M.add(server, o)
     end
     route("GET /v1/models", list_models)
     route("GET /v1/models/*", show_model)
+    route("GET /openapi.json", function() return require("llmrun.openai.openapi").document(self) end)
     route("POST /tokenize", tokenize)
     route("POST /detokenize", detokenize)
     route("POST /v1/chat/completions", require("llmrun.openai.chat").answer)

@@ -40,7 +40,7 @@ function M.token_ids(param, v, max, n_vocab)
     if v == nil then return nil end
     local ids = {}
     fields.array(param, v, max, function(at, id)
-        if math.type(id) ~= "integer" then fields.wrong_type(at, "token id (integer)", id) end
+        id = type(id) == "number" and math.tointeger(id) or fields.wrong_type(at, "token id (integer)", id)
         if id < 0 or id >= n_vocab then
             fields.bad(at, ("%d is no token id of this model (0 to %d)"):format(id, n_vocab - 1), "invalid_token_id")
         end

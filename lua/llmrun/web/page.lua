@@ -53,9 +53,11 @@ form { display: flex; gap: .6em; padding: .8em 1em; border-top: 1px solid var(--
   align-items: end; }
 form textarea { flex: 1; resize: vertical; min-height: 3em; }
 #engine:not([hidden]) { overflow: auto; padding: 1em; display: block; }
-.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(8.5em, 1fr)); gap: .6em; margin-bottom: 1em; }
-.tile { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: .5em .8em; }
-.tile b { display: block; font-size: 1.35em; font-weight: 600; font-variant-numeric: tabular-nums; }
+.tiles { display: grid; grid-template-columns: repeat(auto-fill, minmax(6.4em, 1fr)); gap: .5em; margin-bottom: 1em; }
+.tile { background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: .45em .65em;
+  line-height: 1.3; }
+.tile b { display: block; font-size: 1.15em; white-space: nowrap;
+  font-weight: 600; font-variant-numeric: tabular-nums; }
 .tile span { color: var(--soft); font-size: .8em; }
 .panels { display: grid; grid-template-columns: repeat(auto-fit, minmax(21em, 1fr)); gap: .8em; }
 figure { margin: 0; background: var(--panel); border: 1px solid var(--line); border-radius: 8px; padding: .6em .8em; }
@@ -313,13 +315,15 @@ function plot(id, title, unit, series) {
     label.append(mark, s.name + (last === undefined ? "" : " " + short(last) + (unit ? " " + unit : "")));
     cap.append(label);
     g.strokeStyle = colors[k];
-    g.lineWidth = 1.8;
+    g.lineWidth = 2;
     g.beginPath();
     let down = false;
     s.values.forEach((v, i) => {
       const x = left + (w - left) * (i + span - s.values.length) / (span - 1), y = bottom - (bottom - 8) * v / most;
       if (v === null || v === undefined) { down = false; return; }
-      if (down) g.lineTo(x, y); else { g.moveTo(x, y); g.lineTo(x + 1, y); }
+      if (down) g.lineTo(x, y); else g.moveTo(x, y);
+      const alone = v => v === null || v === undefined;
+      if (alone(s.values[i - 1]) && alone(s.values[i + 1])) { g.arc(x, y, 1, 0, 7); g.moveTo(x, y); }
       down = true;
     });
     g.stroke();
