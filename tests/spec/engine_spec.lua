@@ -220,6 +220,39 @@ describe("a sliding window and a reused prefix", function()
     end)
 end)
 
+describe("metrics", function()
+    it("are there under the names that dashboards know, and in Lua", function()
+        local l = shared.lab { kv = { block_size = 4, blocks = 60 } }
+        l.model:use { name = "mine", token = function() end }
+        for i = 1, 6 do l.submit(20 + i, { max_tokens = 5 }) end
+        l.finish()
+        local text, types = l.model:prometheus(), {}
+        for name, kind in text:gmatch("# TYPE llmrun:(%S+) (%S+)") do types[name] = kind end
+        for kind, names in pairs {
+            histogram = [[time_to_first_token_seconds request_time_per_output_token_seconds inter_token_latency_seconds
+                request_queue_time_seconds e2e_request_latency_seconds request_prompt_tokens request_generation_tokens
+                iteration_tokens_total step_time_seconds hook_time_seconds]],
+            gauge = "num_requests_running num_requests_waiting kv_cache_usage_perc kv_blocks_free kv_slots_unused",
+            counter = [[prompt_tokens_total generation_tokens_total prefix_cache_queries_total prefix_cache_hits_total
+                prefix_cache_joined_tokens_total num_preemptions_total preemptions_swap_total kv_evictions_total
+                request_success_total policy_errors_total policy_refusals_total]],
+        } do
+            for name in names:gmatch("%S+") do assert.equal(kind, types[name], name) end
+        end
+        assert.matches('llmrun:e2e_request_latency_seconds_count{model_name="[^"]+"} 6\n', text)
+        assert.matches('llmrun:request_success_total{model_name="[^"]+",finished_reason="length"} 6\n', text)
+        for line in text:gmatch("[^\n]+") do
+            assert.matches(line:sub(1, 1) == "#" and "^# %u+ llmrun:[%l_%d]+ %S" or
+                "^llmrun:[%l_%d]+{[^}]+} [%d.e+-]+$", line)
+        end
+        local m = l.model:metrics()
+        assert.equal(30, m.generation_tokens)
+        assert.same({ 6, 24, 6 }, { m.ttft.n, m.itl.n, m.tpot.n })
+        assert.is_true(m.hook.sum > 0 and m.hook.n == m.steps)
+        assert.is_true(l.model:stats().slack <= 6 * 3)
+    end)
+end)
+
 describe("kv.spill", function()
     local function stats(model) return model:stats().kv[1] end
 
