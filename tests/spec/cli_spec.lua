@@ -215,6 +215,23 @@ describe("llmrun COMMAND on a model #model", function()
         end
     end)
 
+    it("--watch takes over a policy's file that is saved meanwhile; the answer stays the same", function()
+        local function policy(name)
+            return "return { name = '" .. name .. "', schedule = function(_, step) step:serve() end }"
+        end
+        with_script(policy "one", function(path)
+            local out = os.tmpname()
+            local story = "$L run -p 'Write a story.' -n 250 --temperature 0 --ctx 512"
+            local _, err, status = sh(story .. " --policy " .. path .. " --watch > " .. out .. " & p=$!; "
+                .. wait_until("[ -s " .. out .. " ]") .. "echo \"" .. policy "two" .. "\" > " .. path .. "; wait $p")
+            assert.equal(0, status)
+            assert.matches("policy 'two' is read again from", err)
+            local f <close> = assert(io.open(out))
+            assert.equal((sh(story)), f:read("a"))
+            os.remove(out)
+        end)
+    end)
+
     it("--trace writes what Perfetto and Chrome read", function()
         local path = os.tmpname()
         local _, err, status = sh("$L run -p Hello -n 3 --ctx 128 --policy fcfs --trace " .. path)
