@@ -13,6 +13,7 @@
 #include "engine/metrics.h"
 #include "engine/policy.h"
 #include "engine/trace.h"
+#include "spec/spec.h"
 #include "text/stop.h"
 
 struct lr_seq {
@@ -45,6 +46,7 @@ struct lr_request {
     size_t n_stop_ids;
     bool ignore_eos, free_seq;
     bool force;     /* take what the constraint leaves no choice about */
+    int n_backlog;  /* tokens at the sequence's end that came so, since the last logits */
     int n_top;      /* -1 = no log-probabilities */
     int next_score; /* SCORE: position of the next token to score */
     int limit;      /* longest that the sequence may get */
@@ -84,6 +86,7 @@ struct lr_step {
     int n_granted;    /* rows granted */
     const char *refusal;
     bool giving_way; /* inside a preempt hook */
+    int spare;       /* rows left for tokens that came without a choice, besides one a request */
 };
 
 struct lr_engine {
@@ -115,6 +118,7 @@ struct lr_engine {
     float *hidden;          /* (max_out, n_embd), NULL if the model tells none */
     char *scratch;          /* (LR_DETOK_CAP) */
     lr_metrics metrics;
+    lr_pace pace; /* times of steps by rows (spare.c) */
     lr_trace *trace;
     struct lr_spec_state *spec; /* speculate_int.h; NULL = nobody asked for drafts */
 };
@@ -172,6 +176,12 @@ void lr_request__update_pending(lr_request *);
 /* step.c */
 /* Carries out what was put off: cancels, then frees. */
 void lr_engine__deferred(lr_engine *);
+
+/* spare.c */
+/* Whether it is a running request that has only tokens to compute that came without a choice, and the one before. */
+bool lr_request__in_backlog(const lr_request *);
+/* How many rows of such tokens a step should take up besides one a request. */
+int lr_engine__spare_rows(const lr_engine *);
 
 /* sched.c */
 void lr_step__begin(lr_engine *);

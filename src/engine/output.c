@@ -161,11 +161,13 @@ static int take(lr_request *r, int32_t id, float logprob, lr_finish *how, lr_err
 static int take_forced(lr_request *r, lr_finish *how, lr_error *err)
 {
     int32_t id = -1;
+    r->n_backlog = 0;
     while (*how == LR_FINISH_NONE && !r->want_cancel) {
         int rc = r->con.forced(r->con.user, &id, err);
         if (rc <= 0) return rc;
         stamp(r);
         r->info.n_forced++;
+        r->n_backlog++;
         r->e->metrics.forced_tokens++;
         rc = take(r, id, NAN, how, err);
         if (rc) return rc;

@@ -62,7 +62,8 @@ const char *lr_step_refusal(const lr_step *);
  * are allowed. Called again for the same request it adds to its share. Returns the rows granted by this call; 0 =
  * refused, or (lr_step_refusal is NULL) it runs but leaves its rows to others that compute the same prompt in this
  * step, and takes up their blocks in the next. May preempt others (hook or default) when a running request lacks
- * blocks; never for a waiting one. Not from inside a preempt hook. */
+ * blocks; never for a waiting one. Not from inside a preempt hook. Of tokens that came without a choice it runs no more
+ * in a step than pays (spare.c). */
 int lr_step_run(lr_step *, lr_request *, int n);
 /* Rows granted to a request in this step so far. */
 int lr_step_granted(const lr_step *, const lr_request *);

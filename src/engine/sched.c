@@ -5,6 +5,7 @@
  * of what is left.
  */
 #include "engine/engine_int.h"
+#include <limits.h>
 #include <string.h>
 
 int lr_step_n_waiting(const lr_step *s) { return s->e->waiting.n; }
@@ -43,6 +44,7 @@ void lr_step__begin(lr_engine *e)
     e->step = (lr_step){.e = e, .budget = e->cfg.max_batch_tokens, .n_running = e->running.n};
     e->step.outs = e->max_out - e->running.n;
     for (int i = 0; i < e->running.n; i++) e->running.at[i]->granted = e->running.at[i]->n_out = 0;
+    e->step.spare = lr_engine__spare_rows(e);
 }
 
 /* ---- giving way ---- */
@@ -233,6 +235,16 @@ static void grant(lr_step *s, lr_request *r, int n)
     s->n_granted += n;
 }
 
+/* At most n rows of a request whose tokens came without a choice: one, and what is to spare. */
+static int clip_spare(lr_step *s, const lr_request *r, int n)
+{
+    if (s->spare == INT_MAX || !lr_request__in_backlog(r)) return n;
+    int most = s->spare + (r->granted == 0);
+    if (n > most) n = most;
+    if (n > 0) s->spare -= n - (r->granted == 0);
+    return n;
+}
+
 static bool may_run(lr_step *s, lr_request *r)
 {
     lr_engine *e = s->e;
@@ -316,7 +328,7 @@ int lr_step_run(lr_step *s, lr_request *r, int n)
     if (n <= 0 || n > want) n = want;
     if (n > e->cfg.chunk - r->granted) n = e->cfg.chunk - r->granted;
     if (n > s->budget) n = s->budget;
-    n = clip_outs(s, r, n);
+    n = clip_spare(s, r, clip_outs(s, r, n));
     if (n > 0 && r->granted == 0 && others_compute(e, r, n)) return join(s, r);
     int got = n > 0 ? get_blocks(e, r, n, &group, &missing) : 0;
     while (n > 0 && got == 0 && !waiting && r->granted == 0) {

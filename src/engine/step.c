@@ -171,6 +171,7 @@ int lr_engine_step(lr_engine *e, lr_error *err)
         t1 = lr_engine__now(e);
         lr_kv_set_time(e->kv, t1);
         lr_spec__saw_forward(e, &b, t1 - tf);
+        lr_pace_saw_step(&e->pace, b.n_rows, t1 - tf);
         if (rc) {
             fail_batch(e, &b, &why);
         } else {

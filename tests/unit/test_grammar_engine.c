@@ -2,6 +2,7 @@
  * preempted, with holes that fail, and at the end of the text.
  */
 #include "engine/constrain.h"
+#include "engine/engine_int.h"
 #include "engine_fixture.h"
 #include "grammar/grammar.h"
 
@@ -73,6 +74,59 @@ static void test_forced(void **state)
     lr_request_free(a);
     lr_request_free(b);
     lr_request_free(c);
+    lr_engine_free(e);
+}
+
+static double no_time(void *user) { return 1; }
+
+/* Steps and rows that it takes to write "A bCD" and a free letter three times, on a device on which a step of n rows
+ * takes 1 + by_rows (n - 1) seconds. */
+static void run_forced(double by_rows, int *steps, int *rows, char *text)
+{
+    lr_engine_config cfg = lr_engine_defaults();
+    cfg.now = no_time; /* nothing is measured but what is said here */
+    lr_engine *e = fx_engine(&cfg, fx_next, NULL, 512, 0);
+    lr_error err;
+    for (int n = 1; n <= 32; n++) lr_pace_saw_step(&e->pace, n, 1 + by_rows * (n - 1));
+    lr_request *r = generate(e, matcher_of("(A bCD[AB]){3}", lr_engine_model(e)->vocab), 5, -1, FX_VOCAB);
+    *steps = *rows = 0;
+    while (lr_engine_busy(e)) {
+        int n = lr_engine_step(e, &err);
+        if (n < 0) fail_msg("%s", err.text);
+        *rows += n;
+        ++*steps;
+        assert_int_equal(lr_engine_check(e, &err), 0);
+    }
+    check_text(r, NULL, LR_FINISH_STOP);
+    size_t n;
+    const char *s = lr_request_text(r, &n);
+    assert_int_equal(n, 18);
+    memcpy(text, s, n);
+    assert_int_equal(lr_request_info(r)->n_generated, 15);
+    assert_int_equal(lr_request_info(r)->n_forced, 11); /* all but the first one and those that are free */
+    lr_request_free(r);
+    lr_engine_free(e);
+}
+
+static void test_rows(void **state)
+{
+    int steps, rows;
+    char text[32], other[32];
+    run_forced(0.1, &steps, &rows, text);
+    assert_int_equal(rows, 2 + 14);
+    assert_int_equal(steps, 4);            /* the prompt, and one before each free letter */
+    run_forced(1.5, &steps, &rows, other); /* rows are dear: one at a time */
+    assert_int_equal(rows, 2 + 14);
+    assert_int_equal(steps, 1 + 14);
+    assert_memory_equal(text, other, 18);
+    /* nothing but the tokens at the end of the text need no row at all */
+    lr_engine *e = fx_engine(NULL, fx_next, NULL, 512, 0);
+    lr_request *r = generate(e, matcher_of("A bCD", lr_engine_model(e)->vocab), 5, -1, FX_VOCAB);
+    fx_run(e);
+    check_text(r, "A bCD", LR_FINISH_STOP);
+    assert_int_equal(lr_request_info(r)->n_computed, 2);
+    assert_int_equal(lr_request_info(r)->n_forced, 3);
+    lr_request_free(r);
     lr_engine_free(e);
 }
 
@@ -256,8 +310,9 @@ static void test_holes(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_forced),   cmocka_unit_test(test_end),   cmocka_unit_test(test_preempted),
-        cmocka_unit_test(test_dead_end), cmocka_unit_test(test_space), cmocka_unit_test(test_holes),
+        cmocka_unit_test(test_rows),      cmocka_unit_test(test_forced),   cmocka_unit_test(test_end),
+        cmocka_unit_test(test_preempted), cmocka_unit_test(test_dead_end), cmocka_unit_test(test_space),
+        cmocka_unit_test(test_holes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
