@@ -34,10 +34,10 @@ return function(options)
                 looked = step.now
                 for _, r in ipairs(step.waiting) do forgive(r) end
             end
+            for _, r in ipairs(step.running) do find_level(r) end
             step:displace(level, "swap")
             step:serve(level)
         end,
         preempt = function(_, step) return step:last(level), "swap" end,
-        token = function(_, r) find_level(r) end,
     }
 end
