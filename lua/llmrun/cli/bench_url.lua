@@ -2,7 +2,8 @@
 ---
 --- Requests arrive at --rate a second; the times between them are gamma-distributed with the shape --burstiness (1: a
 --- Poisson process; less: bursts; more: even). --concurrency bounds how many are under way at once; the others wait to
---- be sent. All are streamed, without an end before their length (ignore_eos).
+--- be sent. All are streamed, without an end before their length (ignore_eos). With --shape conversation --requests
+--- counts conversations: each turn sends all that was said before, the server's answers included.
 ---
 --- TTFT: from sending a request to its first token. ITL: between two pieces of text. TPOT: mean time of a token after
 --- the first. E2E: from sending to the end. Goodput: requests a second that keep all limits of --goodput.
@@ -22,8 +23,8 @@ M.flags = {
     { "api-key", arg = "KEY", help = "url: key to send (also from LLMRUN_API_KEY)" },
     { "rate", arg = "X", type = "number", help = "url: requests a second (all at once)" },
     { "burstiness", arg = "X", type = "number", default = 1, help = "url: below 1: bursts; above: evenly" },
-    { "shape", arg = "KIND", choices = { "fixed", "uniform", "chat" }, default = "fixed",
-        help = "url: lengths: all as given; from half to one and a half of that; as people chat" },
+    { "shape", arg = "KIND", choices = { "fixed", "uniform", "chat", "conversation" }, default = "fixed",
+        help = "url: lengths: all as given; half to one and a half of that; as people chat; and in --turns turns" },
     { "goodput", arg = "LIST", help = "url: limits in milliseconds, e.g. ttft:500,tpot:50,e2e:5000" },
     { "report", arg = "FILE", help = "url: writes a page with plots (.html)" },
     { "load-seed", arg = "N", type = "integer", default = 1, help = "url: same seed, same load" },
@@ -93,12 +94,16 @@ end
 
 local function make_load(o)
     local r, list, at = random(o.load_seed), {}, 0
+    local talk = o.shape == "conversation"
+    local shape = talk and "chat" or o.shape
     local prompt, output = o.prompt or 128, o.output or 64
     for i = 1, o.requests do
-        list[i] = {
-            at = at, prompt = text_of(r, draw_length(r, prompt, o.shape), o.shared or 0),
-            output = draw_length(r, output, o.shape),
-        }
+        local turns = {}
+        for k = 1, talk and o.turns or 1 do
+            turns[k] = { text = text_of(r, draw_length(r, prompt, shape), k == 1 and o.shared or 0),
+                output = draw_length(r, output, shape) }
+        end
+        list[i] = { at = at, turns = turns }
         if o.rate then at = at + r:gamma(o.burstiness) / o.rate end
     end
     return list
@@ -147,10 +152,10 @@ function Pool:close()
 end
 
 --- Sends one request and notes when what came.
-local function send(pool, job, model, headers)
+local function send(pool, messages, output, model, headers)
     local c, err = pool:get()
     if not c then return { error = err } end
-    local m = { begin = core.now(), pieces = {}, prompt = 0, output = 0 }
+    local m = { begin = core.now(), pieces = {}, prompt = 0, output = 0, said = {} }
     local last
     local function on_event(data)
         if data == "[DONE]" then return end
@@ -161,7 +166,9 @@ local function send(pool, job, model, headers)
         if type(e.usage) == "table" then m.prompt, m.output = e.usage.prompt_tokens, e.usage.completion_tokens end
         local choice = e.choices and e.choices[1]
         local delta = choice and choice.delta
-        if not delta or not (type(delta.content) == "string" and delta.content ~= "") then return end
+        local said = delta and (delta.content ~= json.null and delta.content or delta.reasoning_content)
+        if type(said) ~= "string" or said == "" then return end
+        m.said[#m.said + 1] = said
         if last then m.pieces[#m.pieces + 1] = now - last else m.first = now - m.begin end
         last = now
     end
@@ -170,7 +177,7 @@ local function send(pool, job, model, headers)
     local r, why = net.request(c, {
         path = pool.target.path .. "/v1/chat/completions", headers = headers, timeout = 600,
         body = json.encode {
-            model = model, messages = { { role = "user", content = job.prompt } }, max_tokens = job.output,
+            model = model, messages = messages, max_tokens = output,
             temperature = 0, stream = true, stream_options = { include_usage = true }, ignore_eos = true,
         },
         on_head = function(head) status = head.status end,
@@ -188,11 +195,12 @@ local function send(pool, job, model, headers)
 end
 
 local function run_load(o, pool, list, model, headers, progress)
-    local done, results, running, waiting = 0, {}, 0, {}
+    local done, results, running, waiting, all = 0, {}, 0, {}, 0
+    for _, job in ipairs(list) do all = all + #job.turns end
     local begin = core.now()
     local limit = o.concurrency and math.tointeger(tonumber(o.concurrency))
     if o.concurrency and not limit then args.fail("--concurrency: one number expected with --url", 2) end
-    branch.map(list, function(job, i)
+    branch.map(list, function(job)
         local late = begin + job.at - core.now()
         if late > 0 then branch.sleep(late) end
         if limit and running >= limit then
@@ -202,9 +210,16 @@ local function run_load(o, pool, list, model, headers, progress)
         else
             running = running + 1
         end
-        results[i] = send(pool, job, model, headers)
-        done = done + 1
-        progress(("%d of %d requests"):format(done, #list))
+        local messages = json.array()
+        for _, turn in ipairs(job.turns) do
+            messages[#messages + 1] = { role = "user", content = turn.text }
+            local m = send(pool, messages, turn.output, model, headers)
+            results[#results + 1] = m
+            done = done + 1
+            progress(("%d of %d requests"):format(done, all))
+            if m.error then break end
+            messages[#messages + 1] = { role = "assistant", content = table.concat(m.said) }
+        end
         local turn = table.remove(waiting, 1)
         if turn then loop.fire(turn) else running = running - 1 end
     end)
@@ -237,7 +252,7 @@ end
 local function parse_goodput(text)
     local limits = {}
     for word in (text or ""):gmatch("[^, ]+") do
-        local name, value = word:match("^(%a+):([%d.]+)$")
+        local name, value = word:match("^(%w+):([%d.]+)$")
         if name ~= "ttft" and name ~= "tpot" and name ~= "e2e" then
             args.fail("--goodput: ttft:MS, tpot:MS, e2e:MS expected, got " .. word, 2)
         end
