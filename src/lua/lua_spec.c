@@ -325,8 +325,8 @@ static int suffix_propose(lua_State *L)
 {
     const lr_suffix *s = *check_suffix(L, 1);
     size_t n;
-    const int32_t *ids = lr_lua_check_ids(L, 2, INT32_MAX, &n);
     lua_Integer k = luaL_checkinteger(L, 3), min = luaL_optinteger(L, 4, 2);
+    const int32_t *ids = lr_lua_check_ids(L, 2, INT32_MAX, &n);
     lr_suffix_at at = {0};
     int32_t out[LR_SPEC_MAX];
     int match;
