@@ -92,7 +92,7 @@ describe("a chat completion", function()
         end)
         local t <close> = serving(m)
         local body = { messages = messages(), max_tokens = 3, temperature = 0, logprobs = true }
-        for _, top in ipairs { false, 0, 2, 20 } do
+        for _, top in ipairs { false, 0, 2, 5, 20 } do
             local r = t.ok(CHAT, with(body, { top_logprobs = top or nil }))
             local content = r.choices[1].logprobs.content
             assert.equal(3, #content)
@@ -100,7 +100,7 @@ describe("a chat completion", function()
                 assert.equal("x", item.token)
                 assert.same({ 120 }, item.bytes)
                 assert.near(math.log(.5), item.logprob, 1e-5)
-                assert.equal(top == 2 and 2 or top == 20 and 20 or 0, #item.top_logprobs)
+                assert.equal(top or 0, #item.top_logprobs)
                 for k = 2, #item.top_logprobs do
                     assert.is_true(item.top_logprobs[k].logprob <= item.top_logprobs[k - 1].logprob)
                 end
@@ -175,6 +175,14 @@ describe("several choices", function()
         assert.is_not_nil(next(lengths, next(lengths))) -- some ended early, the others went on
         local s = join(t.ok(CHAT, with(body, { stream = true })))
         for i = 1, 4 do assert.equal(texts[i], s[i - 1].text) end
+        -- one that hits a stop text leaves the others alone
+        local stop = texts[1]:sub(2, 3)
+        local stopped = t.ok(CHAT, with(body, { stop = stop })).choices
+        for i = 1, 4 do
+            local at = texts[i]:find(stop, 1, true)
+            assert.equal(at and texts[i]:sub(1, at - 1) or texts[i], stopped[i].message.content)
+        end
+        assert.equal(1, #stopped[1].message.content)
         -- choice i is what seed + i gives alone
         for i = 1, 4 do
             local one = t.ok(CHAT, with(body, { n = 1, seed = 7 + i - 1 }))
