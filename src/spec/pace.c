@@ -128,11 +128,11 @@ static double rate(const lr_pace *p, const lr_pace_item *items, const double *a,
     return cost > 0 ? tokens / cost : tokens / (1 + 0.1 * drafts);
 }
 
-/* What one more token of a draft model costs: a pass, and a row of the step. */
-static double marginal(const lr_pace *p, int rows)
+/* What one more token of a draft model costs: its part of a pass of n, and a row of the step. */
+static double marginal(const lr_pace *p, int rows, int n)
 {
     double row = (lr_pace_step_time(p, rows + 4) - lr_pace_step_time(p, rows)) / 4;
-    return lr_pace_pass_time(p, 1) + (row > 0 ? row : 0);
+    return lr_pace_pass_time(p, n) / n + (row > 0 ? row : 0);
 }
 
 /* One that has had no draft for long gets one token, so that its chance is known. */
@@ -169,12 +169,14 @@ void lr_pace_choose(const lr_pace *p, lr_pace_item *items, int n, int rows, int 
         best = v;
         h = bars[b];
     }
+    int models = 0;
+    for (int i = 0; i < n; i++) models += items[i].method == LR_SPEC_DRAFT;
     for (int i = 0; i < n; i++) {
         items[i].k = places(&items[i], a[i], h, &sum);
         items[i].bar = 0;
         if (items[i].k > 0 && items[i].method == LR_SPEC_DRAFT) {
             items[i].k = items[i].most; /* it knows how sure it is, token by token */
-            items[i].bar = marginal(p, rows + n) * best;
+            items[i].bar = marginal(p, rows + n, models) * best;
         }
         if (room > 0) probe(&items[i], n);
     }
