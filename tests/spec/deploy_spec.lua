@@ -60,6 +60,57 @@ describe("examples/deploy", function()
         assert.equal(200, S.get(server, "/health").status)
     end)
 
+    it("knows the flags that people know", function()
+        local args = require "llmrun.cli.args"
+        local cmd = require "llmrun.cli.serve"
+        local words = {}
+        for w in ("-m a -m b --host 0.0.0.0 --port 9 --api-key k --max-model-len 512 --max-num-seqs 8 "
+            .. "--max-num-batched-tokens 256 --block-size 32 --enable-prefix-caching --no-enable-chunked-prefill "
+            .. "--kv-cache-dtype q8_0 --served-model-name x --speculative-model c --policy fair --routes r.lua "
+            .. "--allow-scripts --script-limit seconds=2 --compute bf16"):gmatch "%S+" do words[#words + 1] = w end
+        local o = assert(args.parse(cmd, "serve", words))
+        assert.same({ "a", "b" }, o.model)
+        assert.same({ "0.0.0.0", 9, "k", 512, 8, 256, 32, "q8_0", "x", "c", "fair", "r.lua", "bf16" }, { o.host, o.port,
+            o.api_key[1], o.max_model_len, o.max_num_seqs, o.max_num_batched_tokens, o.block_size, o.kv_cache_dtype,
+            o.served_model_name[1], o.speculative_model, o.policy, o.routes, o.compute })
+        assert.is_true(o.enable_prefix_caching and o.no_enable_chunked_prefill and o.allow_scripts)
+    end)
+
+    it("ends well when it is told to: what has begun is answered", function()
+        local llm, core, net = require "llmrun", require "llmrun.core", require "llmrun.net"
+        local path = os.tmpname()
+        local pid
+        local task = llm.spawn(function()
+            return llm.exec({ "sh", "-c", ("echo $$ >%s.pid; exec \"$0\" serve -m smollm2 --port 0 --no-page "
+                .. "--routes %sroutes.lua 2>%s"):format(path, FOLDER, path), core.executable() }, { timeout = 120 })
+        end)
+        local port
+        S.eventually(function()
+            local f <close> = io.open(path)
+            port = f and tonumber(f:read("a"):match "http://127%.0%.0%.1:(%d+)")
+            return port
+        end, 60)
+        local f = assert(io.open(path .. ".pid"))
+        pid = f:read "n"
+        f:close()
+        local c <close> = assert(net.connect("127.0.0.1", port))
+        local n, events = 0, {}
+        local feed = net.events(function(data)
+            n = n + 1
+            events[n] = data
+            if n == 3 then os.execute("kill -TERM " .. pid) end
+        end)
+        local r = assert(net.request(c, { path = "/v1/completions", on_data = feed, body = json.encode { prompt = "Once",
+            stream = true, max_tokens = 60, ignore_eos = true } }))
+        assert.equal(200, r.status)
+        assert.equal("[DONE]", events[#events])
+        assert.is_true(#events > 30, #events)
+        assert.is_nil(net.connect("127.0.0.1", port, 1))
+        assert.equal(0, task:wait().status)
+        os.remove(path)
+        os.remove(path .. ".pid")
+    end)
+
     it("has routes that answer", function()
         local routes = dofile(FOLDER .. "routes.lua")
         local list = { "low", "normal", "high", " it", " burns" }

@@ -39,7 +39,10 @@ the requests that have come are answered.]],
         { "no-enable-prefix-caching", help = "does not" },
         { "enable-chunked-prefill", help = "computes long prompts in pieces between other work (the default)" },
         { "no-enable-chunked-prefill", help = "computes each prompt in one step" },
-        { "speculative-model", arg = "MODEL", help = "a small model that drafts" },
+        { "speculative-model", arg = "MODEL", help = "a small model of the same vocabulary that drafts" },
+        { "speculative-method", arg = "METHOD", choices = { "ngram", "suffix", "draft" },
+            help = "drafts from what was said before, or the draft model's (its default)" },
+        { "num-speculative-tokens", arg = "N", type = "integer", help = "tokens of a draft at most" },
         { "policy", arg = "FILE", help = "who runs when: a Lua file (read again when it changes) or a name" },
         { "trace", arg = "FILE", help = "writes a trace of the (first) model's steps and requests, for Perfetto" },
         { "routes", arg = "FILE", help = "a Lua file that returns further routes" },
@@ -72,7 +75,12 @@ local function load_options(o)
     local type = o.kv_cache_dtype ~= "auto" and o.kv_cache_dtype or nil
     local max_batch = o.max_num_batched_tokens
     if not chunked then max_batch = math.max(max_batch or 0, o.max_model_len or 8192) end
+    local drafts = { draft = o.speculative_model, method = o.speculative_method, k = o.num_speculative_tokens }
+    if drafts.k and not (drafts.draft or drafts.method) then
+        args.fail("--num-speculative-tokens without --speculative-model or --speculative-method", 2)
+    end
     return {
+        speculate = next(drafts) and drafts or nil,
         threads = o.threads, ctx = o.max_model_len, compute = o.compute, device = o.device, max_seqs = o.max_num_seqs,
         max_batch_tokens = max_batch, template = o.chat_template and common.read_file(o.chat_template) or nil,
         kv = { type = type, block_size = o.block_size, memory = o.kv_memory,
@@ -139,7 +147,6 @@ local function page_of(o)
 end
 
 function M.run(o)
-    if o.speculative_model then args.fail("--speculative-model: this build has no speculation") end
     local routes = load_routes(o.routes)
     local list, aliases = load_models(o)
     local models, names = {}, {}
