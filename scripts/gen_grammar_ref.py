@@ -1,9 +1,7 @@
 #!/usr/bin/env python3
 """Reference data of JSON Schema for tests/spec/grammar_schema_spec.lua, judged by the jsonschema package (PyPI).
 
-    gen_grammar_ref.py write OUT.jsonl            schemas with instances, each judged valid or not
-    gen_grammar_ref.py suite FOLDER OUT.jsonl     the same of a checkout of the JSON-Schema-Test-Suite's folder (draft2020-12)
-    gen_grammar_ref.py judge SAMPLES.jsonl        judges what tests/bench/grammar_sample.lua generated under the schemas
+    gen_grammar_ref.py write OUT.jsonl    schemas with instances, each judged valid or not
 
 Each line of OUT: {"schema": text, "tests": [{"texts": [...], "valid": bool}]}. The texts of a test are the same value
 with the keys of its objects in several orders: a valid value must be accepted in one of them, an invalid one in none.
@@ -14,7 +12,6 @@ import itertools
 import json
 import random
 import sys
-from pathlib import Path
 
 from jsonschema import Draft202012Validator
 
@@ -204,55 +201,14 @@ def write(out):
             f.write(json.dumps({"schema": json.dumps(schema), "tests": tests}, ensure_ascii=False) + "\n")
 
 
-def utf8(text):
-    try:
-        return text.encode() is not None
-    except UnicodeEncodeError:
-        return False
-
-
-def suite(folder, out):
-    with open(out, "w", encoding="utf-8") as f:
-        for path in sorted(Path(folder).glob("*.json")) + sorted(Path(folder).glob("optional/format/*.json")):
-            for group in json.loads(path.read_text(encoding="utf-8")):
-                tests = []
-                for t in group["tests"]:
-                    texts = list(itertools.islice(orders(t["data"], 24), 48))
-                    if all(map(utf8, texts)):
-                        tests.append({"texts": texts, "valid": t["valid"], "name": t["description"]})
-                f.write(json.dumps({"file": path.name, "name": group["description"], "schema": json.dumps(group["schema"]),
-                                    "tests": tests}, ensure_ascii=False) + "\n")
-
-
-def judge(path):
-    bad = total = 0
-    for line in open(path, encoding="utf-8"):
-        row = json.loads(line)
-        v = validator(json.loads(row["schema"]))
-        for text in row["samples"]:
-            total += 1
-            try:
-                ok = v.is_valid(json.loads(text))
-            except ValueError:
-                ok = False
-            if not ok:
-                bad += 1
-                print("not valid:", row["schema"], text)
-    print(f"{total} samples judged, {bad} not valid")
-    return bad
-
-
 def main():
     args = sys.argv[1:]
     if len(args) == 2 and args[0] == "write":
         write(args[1])
-    elif len(args) == 3 and args[0] == "suite":
-        suite(args[1], args[2])
-    elif len(args) == 2 and args[0] == "judge":
-        sys.exit(1 if judge(args[1]) else 0)
     else:
         print(__doc__)
         sys.exit(0 if args and args[0] in ("-h", "--help") else 2)
 
 
-main()
+if __name__ == "__main__":
+    main()

@@ -293,3 +293,11 @@ lr_gnode lr_gb_chars(lr_gb *b, const uint32_t (*ranges)[2], size_t n, lr_spell s
     lr_chars_free(&set);
     return b->err.code ? 0 : node;
 }
+
+size_t lr_char_put(uint32_t c, char out[4])
+{
+    size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
+    for (size_t b = n - 1; b > 0; b--, c >>= 6) out[b] = (char)(0x80 | (c & 0x3F));
+    out[0] = (char)(n == 1 ? c : (0xF00u >> n & 0xFF) | c);
+    return n;
+}

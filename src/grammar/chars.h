@@ -19,5 +19,6 @@ bool lr_chars_negate(lr_chars *);                /* of a fixed set, surrogates l
 bool lr_chars_fold(lr_chars *);                  /* adds the other case of ASCII letters; fixes */
 bool lr_chars_has(const lr_chars *, uint32_t c); /* of a fixed set */
 void lr_chars_free(lr_chars *);
+size_t lr_char_put(uint32_t c, char out[4]); /* in UTF-8; the number of bytes */
 
 #endif

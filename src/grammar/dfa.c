@@ -265,10 +265,14 @@ static uint32_t make_state(lr_grammar *g, uint32_t hash)
         c[2 * i] = calls[i];
         c[2 * i + 1] = D_UNKNOWN;
     }
+    bool narrow = g->n->wide != NULL;
     for (uint32_t i = 0; i < s->n; i++) {
-        if ((uint32_t)items[i] == 0) s->flags |= D_ENDS;
+        uint32_t q = (uint32_t)items[i];
+        if (q == 0) s->flags |= D_ENDS;
         if (items[i] >> 32) s->flags |= D_COUNTED;
+        narrow = narrow && q < g->n->n_wide && !g->n->wide[q];
     }
+    if (narrow) s->flags |= D_NARROW;
     if (!n_calls && !(s->flags & D_ENDS)) {
         s->flags |= D_PLAIN;
         s->byte = d;

@@ -45,6 +45,7 @@ static int make_nfa(lr_gb *b, uint32_t root, nfa *n, lr_error *err)
     rc = lr_nfa_unleft(n, err);
     if (!rc) rc = lr_nfa_trim(n, err);
     if (!rc) lr_nfa__classes(n);
+    if (!rc && n->n_unique) rc = lr_nfa_widen(n, err);
     return rc;
 }
 

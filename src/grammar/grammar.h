@@ -197,6 +197,11 @@ int lr_regex_multiple(lr_regex **out, uint32_t p, uint32_t k, lr_error *err);
 int lr_regex_is_empty(const lr_regex *, bool *yes, lr_error *err);
 int lr_regex_overlaps(const lr_regex *a, const lr_regex *b, bool *yes, lr_error *err);
 int lr_regex_matches(const lr_regex *, const char *s, size_t n, bool *yes, lr_error *err);
+/* Calls fn with each of its texts (UTF-8) if there are at most `most`, of at most LR_REGEX_WORD bytes; *all tells
+ * whether that is so. fn may have been called for some even if not. */
+#define LR_REGEX_WORD 256
+int lr_regex_words(const lr_regex *, size_t most, void (*fn)(void *user, lr_str word), void *user, bool *all,
+                   lr_error *err);
 /* The node that matches its texts, spelt that way; 0 with the builder's error set. */
 lr_gnode lr_gb_regex(lr_gb *, const lr_regex *, lr_spell spell);
 

@@ -138,7 +138,9 @@ typedef struct nfa {
     nrule *rule;
     uint32_t n_rule, cap_rule;
     uint32_t root, n_hole, n_cls;
-    uint32_t n_unique;          /* unique rules */
+    uint32_t n_unique; /* unique rules */
+    uint8_t *wide;     /* (n_wide) if there are: infinitely many texts lead from that state to its rule's end */
+    uint32_t n_wide;
     uint32_t in_loop;           /* while states are made: the loop they lie in */
     uint8_t cls[256], rep[256]; /* byte -> class; class -> one of its bytes */
 } nfa;
@@ -174,6 +176,8 @@ int lr_emit(lr_gb *, uint32_t root, const gplan *, nfa *, lr_error *err);
 /* trim.c: which rules may be empty; then dead ends become N_DEAD. */
 int lr_nfa_nullable(nfa *, lr_error *err);
 int lr_nfa_trim(nfa *, lr_error *err);
+/* unique.c: makes n->wide. */
+int lr_nfa_widen(nfa *, lr_error *err);
 /* leftrec.c: rewrites left recursion, then ranks the rules. */
 int lr_nfa_unleft(nfa *, lr_error *err);
 /* scc.c: edges of v are edge[edge_at[v] .. edge_at[v + 1] - 1]. comp[v]: number of v's component, components that can
@@ -194,7 +198,8 @@ enum {
     D_FREE = 8,
     D_COUNTED = 16 /* some item has a count */,
     D_SPLIT = 32,
-    D_NO_COUNT = 64
+    D_NO_COUNT = 64,
+    D_NARROW = 128 /* there are unique rules, and only finitely many texts lead from here to the rule's end */
 };
 
 typedef struct lr_base lr_base;
@@ -398,6 +403,9 @@ uint32_t lr_matcher__hole(lr_matcher *m, uint32_t rule, lr_str text);
 const char *lr_matcher__join_text(lr_matcher *m, lr_str more);
 /* Whether what a unique rule has matched, up to the end of `more`, stands there a second time. True with w.err too. */
 bool lr_unique__repeats(lr_matcher *m, lr_str more);
+/* Whether a unique rule that is being matched, and of which full or byte state d (D_NARROW) is left, can still end with
+ * something that has not been there. True where that is not certain. */
+bool lr_unique__alive(lr_matcher *m, uint32_t d, lr_str more);
 bool lr_state__set(lr_grammar *, gstate *s, const gitem *it, uint32_t n, bool ends); /* takes references */
 void lr_state__clear(lr_grammar *, gstate *s);
 

@@ -23,6 +23,7 @@ struct walker {
     uint32_t cap_items;
     char *path;                       /* bytes from the root to the present node, if there are holes or unique rules */
     uint32_t *cand, n_cand, cap_cand; /* nodes at which a unique rule may have to go on; see unique.c */
+    bool narrow;                      /* what follows may have an end: also nodes on the way there */
     uint32_t skip;                    /* bytes at the start of path that are no text (a stripped space) */
 };
 

@@ -266,6 +266,53 @@ int lr_regex_matches(const lr_regex *x, const char *s, size_t n, bool *yes, lr_e
     return rc;
 }
 
+/* ---- words ---- */
+
+typedef struct words {
+    const rdfa *a;
+    const uint8_t *live;
+    size_t left;
+    void (*fn)(void *user, lr_str word);
+    void *user;
+    char text[LR_REGEX_WORD + 8];
+} words;
+
+/* The words of state q behind n bytes of text; false: there are too many. */
+static bool words_of(words *w, uint32_t q, size_t n)
+{
+    const rdfa *a = w->a;
+    if (!w->live[q]) return true;
+    if (n > LR_REGEX_WORD) return false;
+    if (a->accept[q]) {
+        if (w->left-- == 0) return false;
+        w->fn(w->user, (lr_str){w->text, n});
+    }
+    for (uint32_t k = 0; k < a->n_atom; k++) {
+        uint32_t to = a->trans[(size_t)q * a->n_atom + k], last = k + 1 < a->n_atom ? a->atom[k + 1] - 1 : LR_CHAR_MAX;
+        if (!w->live[to]) continue;
+        if (last - a->atom[k] > w->left) return false;
+        for (uint32_t c = a->atom[k]; c <= last; c++) {
+            size_t more = c >= 0xD800 && c < 0xE000 ? 0 : lr_char_put(c, w->text + n);
+            if (more && !words_of(w, to, n + more)) return false;
+        }
+    }
+    return true;
+}
+
+int lr_regex_words(const lr_regex *x, size_t most, void (*fn)(void *user, lr_str word), void *user, bool *all,
+                   lr_error *err)
+{
+    words w = {.left = most, .fn = fn, .user = user};
+    int rc = dfa_of(x, &w.a, err);
+    if (rc) return rc;
+    uint8_t *live = lr_rdfa__live(w.a);
+    if (!live) return lr_fail(err, LR_ENOMEM, "no memory for a regular expression");
+    w.live = live;
+    *all = words_of(&w, w.a->start, 0);
+    lr_free(live);
+    return 0;
+}
+
 /* ---- nodes ---- */
 
 static const uint32_t any_char[1][2] = {{0, LR_CHAR_MAX}};

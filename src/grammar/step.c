@@ -283,6 +283,22 @@ static bool enter_all(lr_grammar *g, lr_matcher *m, lr_str text)
 
 /* ---- steps ---- */
 
+/* Drops items of unique rules that could only end with what was there before. */
+static bool drop_spent(lr_grammar *g, lr_matcher *m, lr_str text)
+{
+    gwork *w = &g->w;
+    uint32_t n = 0;
+    if (!g->n->n_unique || !m) return true;
+    for (uint32_t i = 0; i < w->out.n; i++) {
+        gitem it = w->out.at[i];
+        bool narrow = it.f->guarded && g->d[it.d].flags & D_NARROW;
+        w->hole_hit = w->hole_hit || narrow;
+        if (!narrow || lr_unique__alive(m, it.d, text)) w->out.at[n++] = it;
+    }
+    w->out.n = n;
+    return !w->err.code;
+}
+
 bool lr_step__close(lr_grammar *g, lr_matcher *m, lr_str text)
 {
     gwork *w = &g->w;
@@ -315,13 +331,13 @@ bool lr_step__close(lr_grammar *g, lr_matcher *m, lr_str text)
         if (w->err.code || !lr_step__push(w, &w->out, b, k->at[i].f)) return false;
         calls = calls || g->d[k->at[i].d].n_calls;
     }
-    if (!calls) return true;
+    if (!calls) return drop_spent(g, m, text);
     bool ok = true;
     for (uint32_t i = 0; i < k->n && ok; i++) ok = add_calls(g, k->at[i].d, k->at[i].f);
     ok = enter_all(g, m, text) && ok && join(g, &w->out);
     if (ok && w->out.n > LR_G_MAX_ITEMS)
         return !lr_fail(&w->err, LR_ELIMIT, "the grammar is too ambiguous here: too many ways to read the text");
-    return ok;
+    return ok && drop_spent(g, m, text);
 }
 
 void lr_step__byte(lr_grammar *g, const gitem *it, uint32_t n, unsigned b)

@@ -9,6 +9,7 @@
  * is written that the rule ends with, only tokens that finish an earlier string of the array or object are in doubt:
  * they are looked up in the vocabulary's trie ("candidates") and judged one by one. Elsewhere the trie is walked.
  */
+#include "grammar/chars.h"
 #include "grammar/mask_int.h"
 #include <stdlib.h>
 
@@ -225,6 +226,16 @@ static jscan *scan_matcher(lr_matcher *m)
     return m->scan;
 }
 
+/* Of the levels only those that are open are copied. */
+static void copy_scan(jscan *to, const jscan *s)
+{
+    to->n = s->n;
+    to->depth = s->depth;
+    to->in_string = s->in_string;
+    to->escaped = s->escaped;
+    memcpy(to->level, s->level, (s->depth < LR_G_MAX_LEVELS ? s->depth : LR_G_MAX_LEVELS) * sizeof *s->level);
+}
+
 bool lr_unique__repeats(lr_matcher *m, lr_str more)
 {
     size_t n = m->slot[m->at].n_text + more.n, i;
@@ -234,12 +245,8 @@ bool lr_unique__repeats(lr_matcher *m, lr_str more)
         lr_fail(&m->g->w.err, LR_ENOMEM, "no memory for the text of a matcher");
         return true;
     }
-    jscan now; /* only the levels that are open are copied */
-    now.n = s->n;
-    now.depth = s->depth;
-    now.in_string = s->in_string;
-    now.escaped = s->escaped;
-    memcpy(now.level, s->level, (s->depth < LR_G_MAX_LEVELS ? s->depth : LR_G_MAX_LEVELS) * sizeof *s->level);
+    jscan now;
+    copy_scan(&now, s);
     scan(&now, text, n);
     if (now.depth == 0) return false;
     if (now.depth > LR_G_MAX_LEVELS) return true;
@@ -249,6 +256,139 @@ bool lr_unique__repeats(lr_matcher *m, lr_str more)
         if (equal(mine, other, 0)) return true;
     }
     return false;
+}
+
+/* ---- what is left to say ---- */
+
+/* Edges of state q into to[4]; a bounded loop does not lead back. */
+static uint32_t edges_of(const nfa *n, uint32_t q, uint32_t to[4])
+{
+    const nstate *s = &n->st[q];
+    uint32_t k = 0;
+    if (s->kind == N_END || s->kind == N_DEAD) return 0;
+    if (s->kind != N_LOOP || n->loop[s->x].max == UINT32_MAX) to[k++] = s->a;
+    if (s->kind >= N_SPLIT) to[k++] = s->b;
+    if (s->kind == N_CALL && n->rule[s->x].hole < 0) to[k++] = n->rule[s->x].start;
+    return k;
+}
+
+int lr_nfa_widen(nfa *n, lr_error *err)
+{
+    uint32_t to[4], n_st = n->n_st, n_edge = 0;
+    uint32_t *at = lr_calloc((size_t)n_st + 1, sizeof *at), *edge = NULL, *comp = NULL, *order = NULL;
+    n->wide = lr_calloc((size_t)n_st + 1, 1);
+    int rc = LR_ENOMEM;
+    if (!at || !n->wide) goto done;
+    for (uint32_t q = 0; q < n_st; q++) n_edge += edges_of(n, q, to);
+    edge = lr_reallocarray(NULL, (size_t)n_edge + 1, sizeof *edge);
+    comp = lr_reallocarray(NULL, (size_t)n_st + 1, sizeof *comp);
+    order = lr_reallocarray(NULL, (size_t)n_st + 1, sizeof *order);
+    if (!edge || !comp || !order) goto done;
+    n_edge = 0;
+    for (uint32_t q = 0; q < n_st; q++) {
+        at[q] = n_edge;
+        uint32_t k = edges_of(n, q, to);
+        for (uint32_t i = 0; i < k; i++) edge[n_edge++] = to[i];
+    }
+    at[n_st] = n_edge;
+    rc = lr_scc(n_st, at, edge, comp, order);
+    for (uint32_t i = 0; !rc && i < n_st; i++) { /* what can be reached comes first, but for circles */
+        uint32_t q = order[i];
+        bool circle = (i > 0 && comp[order[i - 1]] == comp[q]) || (i + 1 < n_st && comp[order[i + 1]] == comp[q]);
+        n->wide[q] = circle || (n->st[q].kind == N_CALL && n->rule[n->st[q].x].hole >= 0);
+        for (uint32_t e = at[q]; e < at[q + 1]; e++) n->wide[q] |= edge[e] == q || n->wide[edge[e]];
+    }
+    n->n_wide = n_st;
+done:
+    lr_free(at);
+    lr_free(edge);
+    lr_free(comp);
+    lr_free(order);
+    return rc ? lr_fail(err, LR_ENOMEM, "no memory for the grammar") : 0;
+}
+
+/* A value as bytes to be compared: strings without escapes (a character that needs one is a backslash), the rest as it
+ * is. Into out, which has room for s.n bytes. */
+static size_t flatten(lr_str s, char *out)
+{
+    if (s.n == 0 || s.s[0] != '"') {
+        if (s.n) memcpy(out, s.s, s.n);
+        return s.n;
+    }
+    size_t n = 1, i = 1;
+    out[0] = '"';
+    while (i < s.n && s.s[i] != '"') {
+        uint32_t c = next_char(s, &i);
+        if (c == NO_CHAR) return 0;
+        n += lr_char_put(c < 0x20 || c == '"' || c == '\\' ? '\\' : c, out + n);
+    }
+    if (i < s.n) out[n++] = '"';
+    return n;
+}
+
+typedef struct left {
+    lr_grammar *g;
+    lr_str *s; /* what earlier values have behind what is written */
+    size_t n;
+    uint32_t steps;
+} left;
+
+/* Whether some text leads from d to the rule's end that is not among s[0 .. n - 1], cut by `cut` bytes. */
+static bool other_way(left *l, uint32_t d, const lr_str *s, size_t n, size_t cut)
+{
+    lr_grammar *g = l->g;
+    if (n == 0 || g->d[d].n_calls || l->steps < n + 256) return true;
+    l->steps -= (uint32_t)n + 256;
+    lr_str *sub = lr_reallocarray(NULL, n, sizeof *sub);
+    bool any = false, yes = !sub;
+    for (unsigned b = 0; b < 256 && !yes; b++) {
+        uint32_t t = lr_dfa__trans(g, d, g->n->cls[b]);
+        if (t == D_DEAD) continue;
+        if (b == '\\') continue; /* another spelling of what stands beside it */
+        any = true;
+        size_t n_sub = 0;
+        bool ended = false;
+        for (size_t i = 0; i < n; i++) {
+            if (s[i].n <= cut || (uint8_t)s[i].s[cut] != b) continue;
+            ended = ended || s[i].n == cut + 1;
+            sub[n_sub++] = s[i];
+        }
+        yes = n_sub == 0 || (g->d[t].flags & D_ENDS && !ended) || g->w.err.code;
+        uint32_t in = yes ? D_DEAD : lr_dfa__byte_part(g, t);
+        if (in != D_DEAD) yes = other_way(l, in, sub, n_sub, cut + 1);
+    }
+    lr_free(sub);
+    return yes || !any;
+}
+
+bool lr_unique__alive(lr_matcher *m, uint32_t d, lr_str more)
+{
+    size_t n = m->slot[m->at].n_text + more.n, used = 0, count = 0, head;
+    const char *text = lr_matcher__join_text(m, more);
+    jscan *s = text ? scan_matcher(m) : NULL, now;
+    if (!s || s->depth > LR_G_MAX_LEVELS) return true;
+    copy_scan(&now, s);
+    scan(&now, text, n);
+    if (now.depth == 0 || now.depth > LR_G_MAX_LEVELS || now.escaped) return true;
+    const struct jlevel *l = &now.level[now.depth - 1];
+    lr_str mine = trim(text, l->part, n), other;
+    mine.n = (size_t)(text + n - mine.s);
+    char *buf = lr_malloc(n + 1);
+    lr_str *rest = lr_reallocarray(NULL, n / 2 + 2, sizeof *rest);
+    bool yes = !buf || !rest;
+    if (!yes) head = flatten(mine, buf);
+    if (!yes && head == 0 && mine.n) yes = true; /* in the middle of a character */
+    if (!yes) used = head;
+    for (size_t i = l->from; !yes && next_sibling(l, text, &i, &other);) {
+        size_t k = flatten(other, buf + used);
+        if (k > head && memcmp(buf, buf + used, head) == 0) rest[count++] = (lr_str){buf + used + head, k - head};
+        used += k;
+    }
+    left work = {.g = m->g, .s = rest, .n = count, .steps = 100000};
+    if (!yes) yes = other_way(&work, d, rest, count, 0);
+    lr_free(buf);
+    lr_free(rest);
+    return yes;
 }
 
 /* ---- candidates ---- */
@@ -300,6 +440,7 @@ static bool spell(walker *k, uint32_t v, lr_str s, size_t i)
 {
     static const char from[] = "\"\\/\b\f\n\r\t", to[] = "\"\\/bfnrt";
     const tnode *node = k->t->node;
+    if (k->narrow && node[v].token >= 0 && !note(k, v)) return false;
     if (node[v].skip == v + 1) return true;
     if (i >= s.n) {
         uint32_t q = child(node, v, '"');
@@ -308,13 +449,7 @@ static bool spell(walker *k, uint32_t v, lr_str s, size_t i)
     uint32_t c = next_char(s, &i), raw = v;
     if (c == NO_CHAR) return true;
     char utf8[4];
-    size_t n = c < 0x80 ? 1 : c < 0x800 ? 2 : c < 0x10000 ? 3 : 4;
-    for (size_t b = n; b-- > 0;) {
-        unsigned bits = b        ? 0x80u | (c >> 6 * (n - 1 - b) & 0x3F)
-                        : n == 1 ? c
-                                 : (0xF00u >> n & 0xFF) | c >> 6 * (n - 1);
-        utf8[b] = (char)bits;
-    }
+    size_t n = lr_char_put(c, utf8);
     for (size_t b = 0; b < n && (raw || b == 0); b++) raw = child(node, raw, (uint8_t)utf8[b]);
     if (raw && !spell(k, raw, s, i)) return false;
     uint32_t esc = child(node, v, '\\');
@@ -339,6 +474,7 @@ lr_doubt lr_unique__doubt(walker *k, uint32_t d)
 {
     lr_matcher *m = k->m;
     k->n_cand = 0;
+    k->narrow = k->g->d[d].flags & D_NARROW;
     const char *text = lr_matcher__join_text(m, (lr_str){"", 0});
     const jscan *s = text ? scan_matcher(m) : NULL;
     if (!s) {

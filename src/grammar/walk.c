@@ -106,6 +106,7 @@ static uint32_t walk_plain(walker *k, uint32_t i, uint32_t end, unsigned base)
         const uint32_t *trans = l[-1].trans;
         if (!trans) break;
         uint32_t to = trans[cls[t->byte]], same = l[-1].one.d;
+        if (path && l[-1].one.f->guarded && d[same].flags & D_NARROW) break;
         visited++;
         if (to != (same | PLAIN)) { /* that branch is why the next table seldom waits for this one */
             if (to == D_DEAD) {
@@ -145,7 +146,7 @@ static bool walk_node(walker *k, uint32_t i, level *l)
         l->ends = false;
         return !g->w.err.code;
     }
-    if (to != D_UNKNOWN && (g->d[to].flags & D_PLAIN)) {
+    if (to != D_UNKNOWN && g->d[to].flags & D_PLAIN && !(above->one.f->guarded && g->d[to].flags & D_NARROW)) {
         *l = (level){.n = 1, .off = above->off, .one = {to, above->one.f}, .trans = g->d[to].trans};
     } else if (!slow_step(k, above, l, t->byte, t->depth)) {
         return false;

@@ -116,6 +116,33 @@ static int regex_length(lua_State *L)
     return lr_regex_length(new_regex(L), a, min, max, &err) ? lr_lua_fail(L, &err) : 1;
 }
 
+typedef struct word_list {
+    lua_State *L;
+    lua_Integer n;
+} word_list;
+
+static void add_word(void *user, lr_str word)
+{
+    word_list *l = user;
+    lua_pushlstring(l->L, word.s, word.n);
+    lua_rawseti(l->L, -2, ++l->n);
+}
+
+/* a:words(most) -> a list of its texts, false if there are more; nil, text, code */
+static int regex_words(lua_State *L)
+{
+    word_list l = {.L = L};
+    bool all = false;
+    lr_error err;
+    lr_regex *r = check_regex(L, 1);
+    lua_Integer most = luaL_checkinteger(L, 2);
+    luaL_argcheck(L, most >= 0 && most <= 1 << 20, 2, "out of range");
+    lua_newtable(L);
+    if (lr_regex_words(r, (size_t)most, add_word, &l, &all, &err)) return lr_lua_fail(L, &err);
+    if (!all) lua_pushboolean(L, false);
+    return 1;
+}
+
 static int push_answer(lua_State *L, int rc, bool yes, const lr_error *err)
 {
     if (rc) return lr_lua_fail(L, err);
@@ -429,10 +456,10 @@ static int grammar_info(lua_State *L)
 
 void lr_lua_open_grammar(lua_State *L)
 {
-    static const luaL_Reg regex_methods[] = {{"both", regex_both},         {"either", regex_either},
-                                             {"none", regex_none},         {"length", regex_length},
-                                             {"is_empty", regex_is_empty}, {"overlaps", regex_overlaps},
-                                             {"matches", regex_matches},   {NULL, NULL}};
+    static const luaL_Reg regex_methods[] = {
+        {"both", regex_both},       {"either", regex_either},     {"none", regex_none},
+        {"length", regex_length},   {"is_empty", regex_is_empty}, {"overlaps", regex_overlaps},
+        {"matches", regex_matches}, {"words", regex_words},       {NULL, NULL}};
     static const luaL_Reg builder_methods[] = {
         {"empty", builder_empty}, {"never", builder_never},   {"lit", builder_lit},         {"bytes", builder_bytes},
         {"chars", builder_chars}, {"seq", builder_seq},       {"alt", builder_alt},         {"rep", builder_rep},

@@ -6,12 +6,12 @@
 --- digits before the point and a two-digit exponent; integers have no fraction. Formats are held to (formats.lua).
 ---
 --- Refused, with the place: references out of the document; $dynamicRef with several targets; not, if, maxContains and
---- overlapping alternatives of oneOf where nothing of the opposite can be said (opposite.lua); contains twice or beside
---- bounds over 64; unevaluatedItems beside contains; patterns that lr_regex_new refuses.
+--- overlapping alternatives of oneOf where nothing of the opposite can be said (opposite.lua); contains twice or
+--- beside bounds over 64; unevaluatedItems beside contains; patterns that lr_regex_new refuses.
 ---
---- No name comes twice in an object, nor an item in an array with uniqueItems; where such an array's items are more than
---- 8 listed values, they come in the order of the list. Where part of an opposite can't be said, values that only that
---- part would tell apart are left out.
+--- No name comes twice in an object, nor an item in an array with uniqueItems (unique.c); where its items can only be
+--- one of 9 to 1000 values, they come in the order of the schema's list, or of their texts. Where part of an opposite
+--- can't be said, values that only that part would tell apart are left out.
 --- options.one_of = "any" takes oneOf as anyOf, options.ignore leaves out words: both may let through what is invalid.
 
 local core = require "llmrun.core"
@@ -330,22 +330,35 @@ end
 
 -- Arrays --------------------------------------------------------------------------------------------------------------
 
--- The values that a conjunction allows, if they are few; nil otherwise.
+-- The values of one type that a constraint may allow, as far as they can be listed; nil otherwise.
+function Emit:values_of(c, t, most)
+    if t == "null" then return { json.null } end
+    if t == "boolean" then return { true, false } end
+    if t == "integer" then
+        local low, high = math.tointeger(c.low and math.ceil(c.low)), math.tointeger(c.high and math.floor(c.high))
+        if not low or not high or high // 2 - low // 2 > most then return nil end
+        local list = {}
+        for v = low, high do list[#list + 1] = v end
+        return list
+    end
+    if t == "string" then
+        local set = self.schema:string_set(c)
+        return set and check(c.at, set:words(most)) or nil
+    end
+end
+
+-- The values that a conjunction allows, if they are at most so many; nil otherwise.
 function Emit:few_values(locs, most)
     local out, has = {}, {}
     for _, c in ipairs(self.schema:constraints(locs)) do
         local list = c.enum
         if not list then
             list = {}
-            for t in pairs(c.types) do
-                if t == "null" then
-                    list[#list + 1] = json.null
-                elseif t == "boolean" then
-                    list[#list + 1] = true
-                    list[#list + 1] = false
-                else
-                    return nil
-                end
+            for _, t in ipairs { "null", "boolean", "integer", "number", "string", "object", "array" } do
+                local some = {}
+                if c.types[t] then some = self:values_of(c, t, most) end
+                if not some then return nil end
+                for _, v in ipairs(some) do list[#list + 1] = v end
             end
         end
         for _, v in ipairs(list) do
@@ -366,7 +379,7 @@ function Emit:item(c, locs)
     return self.v:unique(node, "unique " .. (key or ""))
 end
 
--- Arrays without repetitions over listed values. Few of them may come in any order: places are sets of values used. Many
+-- Arrays without repetitions over listed values. Few may come in any order: places are sets of values used. Many
 -- come in the order of the list.
 function Emit:unique_list(c, list, min, max)
     local g, b = new_graph(c.at), self.b

@@ -1,7 +1,8 @@
 --- Decimal numbers between bounds, as regular expressions.
 ---
 --- A bound is a Lua number; it means the decimal that Lua writes for it (0.1 is one tenth). Numbers with bounds have no
---- exponent. What is made are patterns over digits; the two bounds and multiples are joined as sets.
+--- exponent, and no more than 15 digits if they have a fraction. What is made are patterns over digits; the two bounds
+--- and multiples are joined as sets.
 
 local core = require "llmrun.core"
 local refuse = require "llmrun.grammar.refuse"
@@ -9,7 +10,9 @@ local refuse = require "llmrun.grammar.refuse"
 local M = {}
 
 local INTEGER = "-?(?:0|[1-9][0-9]*)"
-local DECIMAL = INTEGER .. "(?:\\.[0-9]+)?"
+-- Not more digits than a float keeps apart: what reads the text may compare floats.
+local SHORT = "(?:0\\.[0-9]{1,15}|[1-9][0-9]{0,8}\\.[0-9]{1,6})"
+local DECIMAL = "-?(?:0|[1-9][0-9]{0,199}|" .. SHORT .. ")"
 local FRACTION = INTEGER .. "\\.[0-9]*[1-9][0-9]*"
 --- JSON numbers whose value a float can hold: at most 200 digits before the point, exponents of two digits.
 M.any = "-?(?:0|[1-9][0-9]{0,199})(?:\\.[0-9]{1,200})?(?:[eE][+-]?[0-9]{1,2})?"
@@ -137,12 +140,14 @@ end
 function M.regex(c, kind, at)
     local all = kind == "integer" and M.any_integer or kind == "fraction" and FRACTION or DECIMAL
     local set = refuse.check(at, core.regex(all))
+    if kind == "fraction" then set = refuse.check(at, set:both(core.regex(DECIMAL))) end
     local function narrow(text)
         local part = refuse.check(at, core.regex(text or "[]"))
         set = refuse.check(at, set:both(part))
     end
     if c.low then narrow(M.side(c.low, true, c.low_open)) end
     if c.high then narrow(M.side(c.high, false, c.high_open)) end
+    if #(c.multiples or {}) > 0 and kind ~= "integer" then narrow "-?[0-9]{1,15}(?:\\.[0-9]+)?" end
     for _, m in ipairs(c.multiples or {}) do
         local p, k = fraction(m)
         local n = p and #p <= 9 and math.tointeger(tonumber(p))
