@@ -91,7 +91,7 @@ static int mask(void *user, const uint32_t **bits, lr_error *err)
         rc = own_mask(c, err);
         if (rc) return rc;
         if (c->n_allowed == 0)
-            return lr_fail(err, LR_ESTATE, "no token of the vocabulary goes on as the grammar wants");
+            return lr_fail(err, LR_EINVAL, "no token of the vocabulary goes on as the grammar wants");
     }
     *bits = c->bits;
     return 0;

@@ -88,6 +88,10 @@ int lr_matcher_forced_tokens(lr_matcher *m, lr_str before, uint32_t *bits, int32
     char text[MAX_BYTES];
     size_t len = lr_matcher_forced(m, text, sizeof text), at = 0, taken = 0;
     *n = 0;
+    if (m->g->n->n_hole && m->g->w.err.code) { /* it was asked, and would be again */
+        *err = m->g->w.err;
+        return err->code;
+    }
     if (len == 0) return 0;
     if (cap > LR_MATCHER_HISTORY / 2) cap = LR_MATCHER_HISTORY / 2;
     size_t count = cut(m, before, (lr_str){text, len}, ids, cap);

@@ -11,7 +11,7 @@
 
 lr_grammar *lr_lua_check_grammar(lua_State *L, int idx);
 lr_matcher *lr_lua_check_matcher(lua_State *L, int idx);
-/* As lr_lua_call, for functions that say what may come next: one result; a yield is told as what it is. */
+/* As lr_lua_call_limited, for functions that say what may come next: one result; a yield is told as what it is. */
 int lr_lua_ask(lua_State *L, int n_args, lr_error *err);
 /* Adds the matchers' functions (lua_matcher.c). */
 void lr_lua_open_matcher(lua_State *L);

@@ -96,7 +96,7 @@ static int copy_strings(lua_State *L, holes *h, size_t *n, lr_error *err)
 int lr_lua_ask(lua_State *L, int n_args, lr_error *err)
 {
     static const char yield[] = "attempt to yield";
-    int rc = lr_lua_call(L, n_args, 1, err);
+    int rc = lr_lua_call_limited(L, n_args, 1, &lr_lua_step_limits, err);
     if (rc && strncmp(err->text, yield, sizeof yield - 1) == 0)
         return lr_fail(err, LR_ESCRIPT, "its function cannot wait: it is called in the middle of a step");
     return rc;

@@ -20,6 +20,8 @@ typedef struct pieces {
     lua_State *L; /* the main state */
     int ref;      /* registry: the function */
     lr_vocab *v;
+    int32_t *eog; /* end-of-generation ids */
+    int n_eog;
     lr_matcher *way[MAX_WAYS];
     int n_way;
     bool complete; /* the text may end here */
@@ -108,15 +110,15 @@ static int mask(void *user, const uint32_t **bits, lr_error *err)
         if (rc) return rc;
         for (size_t w = 0; w < lr_matcher_words(p->way[i]); w++) p->bits[w] |= p->some[w];
     }
-    for (uint32_t id = 0; id < lr_vocab_size(p->v); id++) { /* where pieces may end the text need not */
-        if (!lr_vocab_is_eog(p->v, (int32_t)id)) continue;
+    for (int i = 0; i < p->n_eog; i++) { /* where pieces may end the text need not */
+        int32_t id = p->eog[i];
         if (p->complete)
             p->bits[id / 32] |= 1u << (id % 32);
         else
             p->bits[id / 32] &= ~(1u << (id % 32));
     }
     for (size_t w = 0; w < p->words; w++) count += (size_t)__builtin_popcount(p->bits[w]);
-    if (count == 0) return lr_fail(err, LR_ESTATE, "no token of the vocabulary goes on as the function of lua wants");
+    if (count == 0) return lr_fail(err, LR_EINVAL, "no token of the vocabulary goes on as the function of lua wants");
     *bits = p->bits;
     return 0;
 }
@@ -183,6 +185,7 @@ static void destroy(void *user)
     lr_free(p->text);
     lr_free(p->bits);
     lr_free(p->some);
+    lr_free(p->eog);
     lr_free(p);
 }
 
@@ -199,7 +202,12 @@ int lr_lua_pieces_constraint(lua_State *L, int idx, lr_vocab *v, int n_vocab, lr
     p->v = lr_vocab_ref(v);
     p->bits = lr_calloc(p->words, sizeof *p->bits);
     p->some = lr_calloc(p->words, sizeof *p->some);
-    if (!p->bits || !p->some) {
+    for (uint32_t id = 0; id < lr_vocab_size(v); id++) p->n_eog += lr_vocab_is_eog(v, (int32_t)id);
+    p->eog = lr_calloc((size_t)p->n_eog + 1, sizeof *p->eog);
+    for (uint32_t id = 0, n = 0; p->eog && id < lr_vocab_size(v); id++) {
+        if (lr_vocab_is_eog(v, (int32_t)id)) p->eog[n++] = (int32_t)id;
+    }
+    if (!p->bits || !p->some || !p->eog) {
         destroy(p);
         return lr_fail(err, LR_ENOMEM, "no memory for a constraint");
     }

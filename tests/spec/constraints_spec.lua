@@ -243,7 +243,12 @@ describe("a hole", function()
         raises("script", { "hole table: its function returned nil" }, with, function() end)
         raises("script", { "hole table: ", "number at 2" }, with, function() return { "a", 5 } end)
         raises("invalid", { "hole table: ", "empty string" }, with, function() return { "" } end)
-        raises("state", { "no token" }, with, function() return {} end)
+        raises("invalid", { "no token" }, with, function() return {} end)
+        if not slow then
+            raises("limit", { "hole table: " }, with, function()
+                while true do pcall(error) end
+            end)
+        end
         assert.equal(60, #good:wait())
         assert.equal("SELECT * FROM t WHERE", with(function() return { "t" } end).text:sub(1, 21))
     end)
