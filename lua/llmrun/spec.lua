@@ -87,6 +87,22 @@ function M.for_model(call, model, o)
     errors.check(call, model.engine:set_draft(draft, { kv_blocks = kv.blocks, context = o.ctx }))
 end
 
+local MAX_TENANTS = 64
+
+--- What the sessions of a tenant said. Of many tenants, those that spoke last are remembered.
+local function tenant_memory(model, tenant)
+    local order = model.memories or {} -- { tenant =, memory = }, the last used first
+    model.memories = order
+    local at = #order + 1
+    for i, e in ipairs(order) do
+        if e.tenant == tenant then at = i end
+    end
+    local entry = table.remove(order, at) or { tenant = tenant, memory = core.suffix_new() }
+    table.insert(order, 1, entry)
+    order[MAX_TENANTS + 1] = nil
+    return entry.memory
+end
+
 local function memory(self, s, tenant)
     local scope = s.scope or "session"
     if s.method ~= "suffix" and not s.fn or scope == "request" then return nil end
@@ -94,11 +110,7 @@ local function memory(self, s, tenant)
         self.memory = self.memory or core.suffix_new()
         return self.memory
     end
-    local all = self.model.memories or {}
-    self.model.memories = all
-    tenant = tenant or ""
-    all[tenant] = all[tenant] or core.suffix_new()
-    return all[tenant]
+    return tenant_memory(self.model, tenant or "")
 end
 
 --- What a request of a session gets (see lua_spec.c), or nil.

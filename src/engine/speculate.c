@@ -406,7 +406,9 @@ void lr_spec__plan(lr_engine *e)
     choose(e);
     run_model(e);
     for (int i = 0; i < st->n_items; i++) place(e, &st->items[i]);
-    st->draft_time = lr_engine__now(e) - t;
+    double end = lr_engine__now(e);
+    st->draft_time = end - t;
+    if (e->trace) lr_trace_span(e->trace, LR_TRACE_ENGINE, LR_TRACE_STEPS, "drafts", t, end, NULL);
 }
 
 /* ---- results ---- */
