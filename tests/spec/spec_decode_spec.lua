@@ -331,7 +331,7 @@ describe("the distribution of drafted text", function()
     local P = { a = 0.5, b = 0.3, c = 0.2 }
     local function target() return { [97] = math.log(P.a), [98] = math.log(P.b), [99] = math.log(P.c),
         [100] = math.log(0.4), default = -math.huge } end
-    local function draft() return { [97] = math.log(0.1), [98] = math.log(0.3), [99] = math.log(0.6),
+    local function draft() return { [97] = math.log(0.2), [98] = math.log(0.1), [99] = math.log(0.7),
         [100] = math.log(0.9), default = -math.huge } end
 
     it("is the target's, with a grammar, drawn from the draft model's and judged", function()
