@@ -8,9 +8,11 @@ import math
 import struct
 import sys
 import traceback
+import typing
 import urllib.request
 
 import openai
+import pydantic
 
 BASE, KEY = sys.argv[1], sys.argv[2]
 client = openai.OpenAI(base_url=BASE + "/v1", api_key=KEY, max_retries=0, timeout=120)
@@ -291,6 +293,33 @@ def json_schema():
     assert len(r.choices[0].message.content) == 6
     refused(openai.BadRequestError, "response_format.type", client.chat.completions.create, **kw,
             response_format={"type": "xml"})
+
+
+@check
+def parsed_models():
+    class Item(pydantic.BaseModel):
+        name: typing.Literal["apple", "pear"]
+        count: int = pydantic.Field(ge=1, le=9)
+
+    class Order(pydantic.BaseModel):
+        kind: typing.Literal["book", "food"]
+        items: list[Item] = pydantic.Field(min_length=1, max_length=2)
+        note: typing.Literal["now", "later"] | None
+
+    kw = dict(model=MODEL, messages=[{"role": "user", "content": "Order two apples."}], max_tokens=150, temperature=0)
+    r = client.chat.completions.parse(**kw, response_format=Order)
+    assert isinstance(r.choices[0].message.parsed, Order)
+    tool = openai.pydantic_function_tool(Order, name="order")
+    r = client.chat.completions.parse(**kw, tools=[tool], tool_choice="required")
+    call = r.choices[0].message.tool_calls[0].function
+    assert isinstance(call.parsed_arguments, Order)
+    deltas = 0
+    with client.chat.completions.stream(**kw, tools=[tool], tool_choice="required") as s:
+        for event in s:
+            deltas += event.type == "tool_calls.function.arguments.delta"
+        last = s.get_final_completion().choices[0]
+    assert deltas > 5 and last.finish_reason == "tool_calls"
+    assert last.message.tool_calls[0].function.arguments == call.arguments
 
 
 @check

@@ -263,6 +263,20 @@ describe("tool_choice (B44)", function()
         assert.is_nil(json.decode(c.message.tool_calls[1]["function"].arguments))
         o.max_tokens = 2
         assert.is_nil(t.ok(CHAT, o).choices[1].message.tool_calls)
+        local flat = { { type = "function", name = "get_rain", parameters = tools[2]["function"].parameters } }
+        local body = { input = "hi", tools = flat, tool_choice = "required", seed = 2, max_output_tokens = 300 }
+        local call = t.ok(RESPONSES, body).output[1]
+        body.stream = true
+        local args, kinds, done = "", {}, nil
+        for _, e in ipairs(t.ok(RESPONSES, body)) do
+            kinds[e.type] = (kinds[e.type] or 0) + 1
+            if e.type == "response.function_call_arguments.delta" then args = args .. e.delta end
+            if e.type == "response.function_call_arguments.done" then done = e.arguments end
+        end
+        assert.same({ call.arguments, call.arguments }, { args, done })
+        assert.is_true(kinds["response.function_call_arguments.delta"] > 3)
+        assert.equal(1, kinds["response.output_item.added"])
+        assert.equal(1, kinds["response.output_item.done"])
         local r = t.ok(RESPONSES, { input = "hi", tools = { { type = "function", name = "f", parameters = {
             type = "object" } } }, tool_choice = "required", max_output_tokens = 3 })
         assert.equal("incomplete", r.status)

@@ -238,16 +238,26 @@ local function message_stream(send, output, logprobs)
     return self
 end
 
-local function send_call(send, output, c)
-    local at, item_id = #output, id "fc"
-    send("response.output_item.added", { output_index = at, item = call_item(item_id, "in_progress", c, "") })
-    for piece in chat.pieces(c.arguments) do
-        send("response.function_call_arguments.delta", { item_id = item_id, output_index = at, delta = piece })
+--- More of a call's arguments; the call is begun with the first.
+local function send_arguments(send, output, c, text)
+    if not c.item then
+        c.item, c.at = id "fc", #output
+        output[c.at + 1] = call_item(c.item, "in_progress", c, "")
+        send("response.output_item.added", { output_index = c.at, item = output[c.at + 1] })
     end
-    send("response.function_call_arguments.done", { item_id = item_id, output_index = at, name = c.name,
+    if text == "" then return end
+    send("response.function_call_arguments.delta", { item_id = c.item, output_index = c.at, delta = text })
+end
+
+--- The end of a call, and all of it that was not sent as it came.
+local function send_call(send, output, c, status)
+    if not c.item then
+        for piece in chat.pieces(c.arguments) do send_arguments(send, output, c, piece) end
+    end
+    send("response.function_call_arguments.done", { item_id = c.item, output_index = c.at, name = c.name,
         arguments = c.arguments })
-    output[at + 1] = call_item(item_id, "completed", c, c.arguments)
-    send("response.output_item.done", { output_index = at, item = output[at + 1] })
+    output[c.at + 1] = call_item(c.item, status, c, c.arguments)
+    send("response.output_item.done", { output_index = c.at, item = output[c.at + 1] })
 end
 
 local function stream(self, model, res)
@@ -255,12 +265,15 @@ local function stream(self, model, res)
     send("response.created", { response = response_object(self, "in_progress", output) })
     send("response.in_progress", { response = response_object(self, "in_progress", output) })
     local message = message_stream(send, output, o.logprobs)
-    local r = chat.run_all(model, o, function(s, k) return chat.run_choice(model, s, o, k, message.show) end)[1]
+    local function on_call(c, text) send_arguments(send, output, c, text) end
+    local r = chat.run_all(model, o, function(s, k)
+        return chat.run_choice(model, s, o, k, message.show, on_call)
+    end)[1]
     if r.rest ~= "" or #r.records > 0 then message.show(r.rest, r.records) end
     if #r.calls == 0 then message.begin() end
     local status = status_of(r)
     message.finish(status)
-    for _, c in ipairs(r.calls) do send_call(send, output, c) end
+    for _, c in ipairs(r.calls) do send_call(send, output, c, status) end
     send("response." .. status, { response = response_object(self, status, output, r) })
 end
 
