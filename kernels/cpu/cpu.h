@@ -109,6 +109,8 @@ typedef struct lr_cpu_kernels {
      * types that are not integer. */
     void (*gemm)(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t ldx, int m, float *y, size_t ldy,
                  int s0, int s1);
+    /* In a few words, how gemm does m rows of w: for people. Only w->packed, w->type and qa's form are looked at. */
+    const char *(*way)(const lr_gemm_w *w, const lr_qact *qa, int m);
     /* x (m, k) with row stride ldx -> qa rows 0..m-1, columns c0..c1-1 (multiples of 32); fills h if it is there and
      * the table takes it, else the 8-bit form. */
     void (*quantize)(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1);

@@ -175,9 +175,16 @@ static void quantize(const float *x, size_t ldx, int m, lr_qact qa, int c0, int 
         lr_quantize_avx512(x, ldx, m, qa, c0, c1);
 }
 
+static const char *way(const lr_gemm_w *w, const lr_qact *qa, int m)
+{
+    if (w->packed && qa->h) return "bf16 tiles";
+    return !w->packed || m <= FEW ? lr_way_avx512(w, qa, m) : qa->fine ? "int8 tiles, 11-bit rows" : "int8 tiles";
+}
+
 void lr_gemm_fill_amx(lr_cpu_kernels *k)
 {
     k->gemm = gemm;
+    k->way = way;
     k->quantize = quantize;
     k->bf16 = true;
     k->fine = true;

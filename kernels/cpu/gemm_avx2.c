@@ -259,8 +259,15 @@ static void gemm(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t 
         lr_gemm_plain_avx2(w, xf, ldx, m, y, ldy, s0, s1);
 }
 
+static const char *way(const lr_gemm_w *w, const lr_qact *qa, int m)
+{
+    (void)qa;
+    return !w->packed ? "float fused multiply-adds" : m > 1 ? "maddubs, up to 4 rows in registers" : "maddubs";
+}
+
 void lr_gemm_fill_avx2(lr_cpu_kernels *k)
 {
     k->gemm = gemm;
+    k->way = way;
     k->quantize = lr_quantize_avx2;
 }

@@ -162,8 +162,17 @@ static void gemm(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t 
         product_many(w, qa, m, y, ldy, s0, s1);
 }
 
+const char *lr_way_avx512(const lr_gemm_w *w, const lr_qact *qa, int m)
+{
+    (void)qa;
+    return !w->packed ? "float fused multiply-adds"
+           : m <= FEW ? "vpdpbusd, unpacked in registers"
+                      : "vpdpbusd, unpacked in L1";
+}
+
 void lr_gemm_fill_avx512(lr_cpu_kernels *k)
 {
     k->gemm = gemm;
+    k->way = lr_way_avx512;
     k->quantize = lr_quantize_avx512;
 }

@@ -183,6 +183,7 @@ INLINE __m512 add_block(const lr_form f, const scales512 *s, const rows512 *ri, 
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(j), _mm512_mul_ps(s->m, sx), acc);
 }
 
+const char *lr_way_avx512(const lr_gemm_w *w, const lr_qact *qa, int m);
 /* At most FEW rows of packed weights. */
 void lr_gemm_few_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1);
 

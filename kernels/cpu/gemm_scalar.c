@@ -210,9 +210,16 @@ void lr_gemm_f32_ref(int type, const void *rows, size_t row_bytes, int k, const 
     }
 }
 
+static const char *way(const lr_gemm_w *w, const lr_qact *qa, int m)
+{
+    (void)qa, (void)m;
+    return w->packed ? "plain C" : "plain C, float sums";
+}
+
 void lr_gemm_fill_scalar(lr_cpu_kernels *k)
 {
     k->gemm = gemm;
+    k->way = way;
     k->quantize = lr_quantize_scalar;
     k->fine = true;
 }

@@ -91,6 +91,7 @@ void lr_lua_hold_time(bool on);
 void lr_lua_open_guard(lua_State *L);
 void lr_lua_open_coroutine(lua_State *L);
 void lr_lua_open_sys(lua_State *L);
+void lr_lua_open_cpu(lua_State *L);
 void lr_lua_open_model(lua_State *L);
 void lr_lua_open_graph(lua_State *L);
 void lr_lua_open_text(lua_State *L);

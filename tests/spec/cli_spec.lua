@@ -302,6 +302,35 @@ describe("llmrun COMMAND on a model #model", function()
         assert.equal(1, (select(3, sh("$L inspect smollm2 --key no.such"))))
     end)
 
+    it("inspect names the kernels of each type and shape", function()
+        local out = sh("$L inspect smollm2 --kernels --isa scalar")
+        assert.matches("kernels of scalar, compute = \"fast\"", out)
+        assert.matches("Q4_1%s+1536 x 576%s+60 ", out)
+        assert.matches("any rows%s+plain C", out)
+        local k = require("cjson").decode((sh("$L inspect smollm2 --kernels --json"))).kernels
+        local count = 0
+        for _, e in ipairs(k.products) do
+            count = count + e.count
+            assert.equal(#k.rows, #e.ways)
+        end
+        assert.equal(211, count)
+        local _, err, status = sh("$L inspect smollm2 --kernels --isa mmx")
+        assert.equal(2, status)
+        assert.matches("'mmx' is not one of this machine's", err)
+    end)
+
+    it("bench tells the share of the limit that binds", function()
+        local out = sh("$L bench --prefill 16 --decode 2 --depth 8 --repeat 1 --json")
+        local r = require("cjson").decode(out)
+        assert.is_true(r.decode_share >= 0 and r.read_gbps > 0)
+        assert.is_true(math.abs(r.decode_gbps / r.read_gbps - r.decode_share) < 0.01)
+        -- 96 MB of weights, tied, and a little KV are read for a token
+        assert.is_true(math.abs(r.decode_gbps / r.decode_median * 1e9 - 97e6) < 2e6 + 6e6 / r.decode_median)
+        assert.is_true(r.prefill_share >= 0 and r.peak_gops > 0)
+        assert.is_nil(require("cjson").decode((sh("$L bench --prefill 0 --decode 2 --depth 8 --repeat 1 --json --no-limits")))
+            .decode_share)
+    end)
+
     it("tokenize goes there and back", function()
         assert.equal("788 216 34 32 34 38 42 216 35 30 33 36 33 37 41\n",
             (sh("$L tokenize --ids -p 'In 2026: 3.14159'")))

@@ -4,6 +4,7 @@ local core = require "llmrun.core"
 local common = require "llmrun.cli.common"
 local args = require "llmrun.cli.args"
 local load = require "llmrun.cli.bench_load"
+local limits = require "llmrun.cli.bench_limits"
 local bench_url = require "llmrun.cli.bench_url"
 local bench_spec = require "llmrun.cli.bench_spec"
 
@@ -14,7 +15,9 @@ local M = {
     help = [[
 Prefill: one prompt of N tokens, computed at once. Decode: tokens one by one behind a prompt of --depth tokens; with
 --batch, that many sequences together (tokens of all are counted). No sampling but the arg max, no text. Each is done
-once to warm up, then --repeat times.
+once to warm up, then --repeat times. Beside each figure: what it reads or computes a second, and its share of what the
+machine can do at best by the limit that binds it (decode: weights and KV read / memory bandwidth; prefill: operations /
+the instruction set's peak), measured in the same run.
 
 Under load, one of: --concurrency (requests at once), --load agents (many turns on a shared prefix), --replay (a trace
 of real arrivals). They print throughput, time to first token (TTFT), time per token after it (TPOT), prefix hits.]],
@@ -33,6 +36,7 @@ of real arrivals). They print throughput, time to first token (TTFT), time per t
         { "depth", arg = "N", type = "integer", default = 128, help = "prompt tokens before decoding" },
         { "batch", arg = "LIST", default = "1", help = "sequences decoded together, e.g. 1,4,16" },
         { "repeat", short = "r", arg = "N", type = "integer", default = 5, help = "measurements" },
+        { "no-limits", help = "doesn't measure the machine's limits" },
         { "json", help = "prints one JSON object a line" },
     }, load.flags, bench_url.flags, bench_spec.flags),
 }
@@ -116,28 +120,35 @@ end
 
 local function round(x) return math.floor(x * 100 + 0.5) / 100 end
 
-local function report(o, record, prefill, decode)
+--- The record's figures, and behind each its share of the limit. sight: the machine's limits and the model's work.
+local function report(o, record, prefill, decode, sight)
+    local prefill_share, decode_share
     if prefill then
         local mean, sd, median = common.statistics(prefill)
         record.prefill, record.prefill_tps, record.prefill_sd = o.prefill, round(mean), round(sd)
         record.prefill_median = round(median)
+        if sight then prefill_share = limits.add_prefill(record, sight.best, sight.work, median) end
     end
     if decode then
         local mean, sd, median = common.statistics(decode)
         record.decode, record.decode_tps, record.decode_sd = o.decode, round(mean), round(sd)
         record.decode_median = round(median)
+        if sight then
+            decode_share = limits.add_decode(record, sight.best, sight.work, median, o.depth + o.decode // 2,
+                record.kv_type, record.kv_value_type)
+        end
     end
     if o.json then
         print(require("cjson").encode(record))
         return
     end
     if prefill then
-        print(("prefill %5d tokens            %9.1f tokens/s  +- %6.1f  median %9.1f"):format(o.prefill,
-            record.prefill_tps, record.prefill_sd, record.prefill_median))
+        print(("prefill %5d tokens            %9.1f tokens/s  +- %6.1f  median %9.1f   %s"):format(o.prefill,
+            record.prefill_tps, record.prefill_sd, record.prefill_median, prefill_share or ""))
     end
     if decode then
-        print(("decode  %5d tokens, batch %3d %9.1f tokens/s  +- %6.1f  median %9.1f"):format(o.decode, record.batch,
-            record.decode_tps, record.decode_sd, record.decode_median))
+        print(("decode  %5d tokens, batch %3d %9.1f tokens/s  +- %6.1f  median %9.1f   %s"):format(o.decode,
+            record.batch, record.decode_tps, record.decode_sd, record.decode_median, decode_share or ""))
     end
 end
 
@@ -158,6 +169,8 @@ function M.run(o)
     })
     local progress = common.progress()
     if not o.json then print(("%s, %s"):format(model.info.name, model.info.backend)) end
+    local work = not o.no_limits and limits.work(model.info.path) or nil
+    local best = work and limits.measure(o)
     local prefill = o.prefill > 0 and repeated(o["repeat"], "prefill", progress, function(i)
         return measure_prefill(model, o.prefill, i)
     end) or nil
@@ -166,12 +179,13 @@ function M.run(o)
             return measure_decode(model, o.decode, o.depth, batch, i)
         end) or nil
         local _, peak = core.memory()
+        best = best and limits.measure(o, best)
         local first = k == 1 and prefill or nil
         report(o, {
             model = model.info.name, path = model.info.path, backend = model.info.backend, batch = batch,
             depth = o.depth, ["repeat"] = o["repeat"], compute = o.compute or "fast", peak_memory = peak,
-            kv_type = model:stats().kv_type,
-        }, first, decode)
+            kv_type = model:stats().kv_type, kv_value_type = model:stats().kv_value_type,
+        }, first, decode, best and { best = best, work = work })
     end
     return 0
 end

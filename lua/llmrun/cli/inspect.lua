@@ -14,6 +14,7 @@ local M = {
         llmrun inspect smollm2
         llmrun inspect model.gguf --ctx 4096 --batch 8 --kv-type q8_0
         llmrun inspect model.gguf --tensors
+        llmrun inspect model.gguf --kernels --compute int8
         llmrun inspect model.gguf --key tokenizer.chat_template
         llmrun inspect model.gguf --json]],
     flags = {
@@ -27,6 +28,10 @@ local M = {
           help = "format of its values (default: as --kv-type)" },
         { "block-size", arg = "N", type = "integer", default = 16, help = "tokens of a KV block" },
         { "tensors", help = "lists every tensor" },
+        { "kernels", help = "how this machine does the products of each type and shape of weight" },
+        { "compute", arg = "KIND", default = "fast", choices = { "fast", "int8", "bf16", "f32" },
+          help = "--kernels: arithmetic" },
+        { "isa", arg = "NAME", help = "--kernels: of one instruction set" },
         { "key", arg = "NAME", help = "prints this metadata value in full, and nothing else" },
         { "json", help = "prints everything as one JSON object" },
     },
@@ -103,6 +108,48 @@ local function print_memory(r, o)
     print(("  together %10s"):format(common.size(r.weight_bytes + r.kv_bytes)))
 end
 
+local ROWS = { 1, 2, 8, 9, 512 }
+
+--- The products of a step, largest first: { type, n, k, count, bytes, first = name, ways = { as in ROWS } } ...
+local function products(r, o)
+    local list, by_key, tied = {}, {}, true
+    for _, t in ipairs(r.tensors) do tied = tied and t.name ~= "output.weight" end
+    for _, t in ipairs(r.tensors) do
+        if #t.shape == 2 and (tied or t.name ~= "token_embd.weight") then
+            local key = ("%s %d %d"):format(t.type, t.shape[1], t.shape[2])
+            local e = by_key[key]
+            if not e then
+                e = { type = t.type, k = t.shape[1], n = t.shape[2], count = 0, bytes = 0, first = t.name, ways = {} }
+                for i, rows in ipairs(ROWS) do e.ways[i] = core.cpu_product(e.type, e.k, rows, o.compute, o.isa) end
+                by_key[key], list[#list + 1] = e, e
+            end
+            e.count, e.bytes = e.count + 1, e.bytes + t.bytes
+        end
+    end
+    table.sort(list, function(a, b) return a.bytes > b.bytes end)
+    return list
+end
+
+local function print_kernels(r, o)
+    local isa = core.cpu_isa(o.isa)
+    if not isa then args.fail(("instruction set '%s' is not one of this machine's"):format(o.isa), 2) end
+    print(("\nkernels of %s, compute = %q"):format(isa, o.compute))
+    for _, e in ipairs(products(r, o)) do
+        print(("  %-6s %6d x %-6d %4d  %10s   %s%s"):format(e.type, e.n, e.k, e.count, common.size(e.bytes), e.first,
+            e.count > 1 and " ..." or ""))
+        local from = 1
+        for i = 1, #ROWS do
+            if e.ways[i] ~= e.ways[i + 1] then
+                local rows = i == #ROWS and (from == 1 and "any rows" or ROWS[from] .. " rows and more")
+                    or from == i and ROWS[i] .. (ROWS[i] == 1 and " row" or " rows")
+                    or ("%d to %d rows"):format(ROWS[from], ROWS[i])
+                print(("      %-18s %s"):format(rows, e.ways[i]))
+                from = i + 1
+            end
+        end
+    end
+end
+
 local function print_text(r, o)
     print(("%s\n  GGUF version %d, %s%s, %d keys, %d tensors, %.1f million parameters"):format(r.path, r.info.version,
         common.size(r.info.bytes), #r.info.shards > 1 and (" in %d files"):format(#r.info.shards) or "", #r.keys,
@@ -116,6 +163,7 @@ local function print_text(r, o)
             print(("  %-42s %-6s %-20s %s"):format(t.name, t.type, table.concat(t.shape, " x "), common.size(t.bytes)))
         end
     end
+    if o.kernels then print_kernels(r, o) end
     print_memory(r, o)
 end
 
@@ -128,6 +176,9 @@ local function print_json(r, o)
         local v = r.file:get(k.key)
         if type(v) == "table" and #v > 64 then v = { count = #v, type = k.type } end
         out.metadata[k.key] = v
+    end
+    if o.kernels then
+        out.kernels = { isa = core.cpu_isa(o.isa), compute = o.compute, rows = ROWS, products = products(r, o) }
     end
     print(json.encode(out))
 end
