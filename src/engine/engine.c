@@ -443,6 +443,7 @@ int lr_engine_check(const lr_engine *e, lr_error *err)
     if (!rc) rc = check_list(&e->waiting, LR_REQ_WAITING, err);
     if (!rc) rc = check_list(&e->running, LR_REQ_RUNNING, err);
     if (!rc) rc = check_seqs(e, err);
+    if (!rc && e->spec && e->spec->draft) rc = lr_draft_check(e->spec->draft, err);
     if (rc) return rc;
     if (e->n_requests != e->waiting.n + e->running.n) {
         return lr_fail(err, LR_ESTATE, "%d active requests, %d waiting, %d running", e->n_requests, e->waiting.n,

@@ -1,7 +1,7 @@
 /* test_engine_random.c - hundreds of random schedules on the scripted model: whatever the batch, the chunks, the block
- * size, the prefix cache, forks, cancellations, preemption by recompute and swap, and a policy that does nonsense,
- * every sequence must hold exactly what the model alone would have said, and every invariant must hold after every
- * step. */
+ * size, the prefix cache, forks, drafts, cancellations, preemption by recompute and swap, and a policy that does
+ * nonsense, every sequence must hold exactly what the model alone would have said, and every invariant must hold after
+ * every step. */
 #include "engine_fixture.h"
 
 enum { N_CLIENTS = 10, MAX_TOKENS = 160 };
@@ -24,7 +24,8 @@ typedef struct trial {
 
 static int eos_every;
 static struct {
-    uint64_t done, cancelled, recompute, swap, swap_in, hits, evicted, copied, parked, refused, spilled, joined;
+    uint64_t done, cancelled, recompute, swap, swap_in, hits, evicted, copied, parked, refused, spilled, joined, taken,
+        rejected;
 } total;
 
 /* ---- a policy that does nonsense ---- */
@@ -109,6 +110,30 @@ static int make_prompt(int32_t *t)
     return n;
 }
 
+/* ---- drafts of all kinds, right and wrong ---- */
+
+static int mad_draft(void *user, lr_request *r, lr_spec_choice *c, lr_error *err)
+{
+    const lr_seq *q = lr_request_info(r)->seq;
+    int n = (int)lr_seq_len(q);
+    int32_t t[MAX_TOKENS + 16];
+    c->method = (lr_spec_method)fx_rnd(LR_SPEC_METHODS);
+    c->k = (int)fx_rnd(12) - 1;
+    if (c->method != LR_SPEC_GIVEN) return 0;
+    memcpy(t, lr_seq_tokens(q), (size_t)n * sizeof *t);
+    c->n = fx_reference(fx_next, user, t, n, 1 + (int)fx_rnd(10));
+    memcpy(c->tokens, t + n, (size_t)c->n * sizeof *t);
+    if (c->n && fx_rnd(2)) c->tokens[fx_rnd((uint32_t)c->n)] = (int32_t)fx_rnd(FX_VOCAB + 4) - 2;
+    return 0;
+}
+
+static int unsure(void *user, const int32_t *tokens, int n, float *logits)
+{
+    fx_next(user, tokens, n, logits);
+    if (n % 4 == 0) logits[n % FX_VOCAB] += 200;
+    return n % 50 == 49 ? -1 : 0;
+}
+
 static void submit(trial *t, client *c)
 {
     lr_req_params p = lr_req_defaults(fx_rnd(6) == 0 ? LR_REQ_SCORE : fx_rnd(6) == 0 ? LR_REQ_LOGITS : LR_REQ_GENERATE);
@@ -122,6 +147,10 @@ static void submit(trial *t, client *c)
     }
     p.free_seq = c->free_seq = fx_rnd(4) == 0;
     p.n_top = (int)fx_rnd(3) - 1;
+    lr_spec_params spec = lr_spec_defaults(LR_SPEC_SUFFIX);
+    spec.choose = mad_draft;
+    spec.user = &eos_every;
+    if (fx_rnd(2)) p.spec = &spec;
     int rc = lr_request_new(t->e, c->s, &p, &c->r, &err);
     if (rc) { /* the policy's refusal, or no room left */
         assert_true(rc == LR_EFULL && c->r == NULL);
@@ -258,6 +287,9 @@ static void run_trial(uint32_t seed, bool hostile, int steps)
         cfg.spill_bytes = 100 + fx_rnd(2000);
     }
     t.e = fx_engine(&cfg, fx_next, &eos_every, MAX_TOKENS, window);
+    lr_draft_config draft = {.kv_blocks = 1 + (int)fx_rnd(100)};
+    if (lr_engine_set_draft(t.e, fx_model(unsure, &eos_every, MAX_TOKENS, window), &draft, &err))
+        fail_msg("%s", err.text);
     lr_engine_get_info(t.e, &info);
     t.limit = info.context;
     lr_policy p = mad;
@@ -291,6 +323,8 @@ static void run_trial(uint32_t seed, bool hostile, int steps)
     total.swap_in += m->swap_in;
     total.hits += m->prefix_hits;
     total.joined += m->prefix_joined;
+    total.taken += m->spec_accepted;
+    total.rejected += m->spec_drafted - m->spec_accepted;
     total.parked += m->parked;
     total.refused += m->policy_refused;
     for (int g = 0; g < info.n_groups; g++) {
@@ -309,9 +343,9 @@ static void run_trial(uint32_t seed, bool hostile, int steps)
 /* The trials must have met what they are about. */
 static void assert_totals(bool hostile)
 {
-    const uint64_t v[] = {total.done,    total.cancelled, total.recompute, total.swap,   total.swap_in,
-                          total.hits,    total.evicted,   total.copied,    total.parked, hostile ? total.refused : 100,
-                          total.spilled, total.joined};
+    const uint64_t v[] = {total.done,    total.cancelled, total.recompute, total.swap,    total.swap_in,
+                          total.hits,    total.evicted,   total.copied,    total.parked,  hostile ? total.refused : 100,
+                          total.spilled, total.joined,    total.taken,     total.rejected};
     for (size_t i = 0; i < sizeof v / sizeof *v; i++) {
         if (v[i] < 100) fail_msg("count %zu is only %llu", i, (unsigned long long)v[i]);
     }
