@@ -122,7 +122,7 @@ local function history_path()
 end
 
 function M.run(o)
-    local model <close> = common.load(o, { template = common.template(o.template) })
+    local model <close> = common.load(o, { template = common.template(o.template), speculate = common.drafts(o) })
     common.check_chat(model)
     local lines = require("llmrun.cli.lineedit").new(core.isatty(0) and history_path() or nil)
     local chat = setmetatable({

@@ -144,7 +144,17 @@ M.sampling_flags = {
     { "repetition-penalty", arg = "X", type = "number", help = "above 1: tokens that were there are less probable" },
     { "stop", arg = "TEXT", type = "list", help = "ends at this text; may be given more than once" },
     { "seed", arg = "N", type = "integer", help = "same seed, same text" },
+    { "speculate", arg = "METHOD", choices = { "ngram", "suffix", "draft", "off" },
+        help = "drafts several tokens a step, the text stays the same; draft: with --draft" },
+    { "draft", arg = "MODEL", help = "a small model of the same vocabulary that drafts" },
 }
+
+--- The option speculate of llm.load that these flags stand for.
+function M.drafts(o)
+    if o.speculate == "draft" and not o.draft then args.fail("--speculate draft needs --draft MODEL", 2) end
+    if not (o.speculate or o.draft) then return nil end
+    return { method = o.speculate, draft = o.draft }
+end
 
 function M.sampling(o)
     return {
@@ -164,9 +174,11 @@ end
 function M.stats_line(model, r)
     local t, u = r.timing, r.usage
     local _, peak = core.memory()
-    return ("%d prompt tokens (%d cached), first token after %.2f s, %d tokens%s, memory %s (KV %s)"):format(
+    local d = r.speculation
+    return ("%d prompt tokens (%d cached), first token after %.2f s, %d tokens%s%s, memory %s (KV %s)"):format(
         u.prompt_tokens, u.cached_tokens, t.first_token or t.total, u.completion_tokens,
-        t.tokens_per_second and (" at %.1f tokens/s"):format(t.tokens_per_second) or "", M.size(peak),
+        t.tokens_per_second and (" at %.1f tokens/s"):format(t.tokens_per_second) or "",
+        d and (" (%d of %d drafted ones taken)"):format(d.accepted, d.drafted) or "", M.size(peak),
         M.size(model:stats().kv_bytes))
 end
 

@@ -12,6 +12,7 @@ local M = {
         llmrun run -p "Name a prime above 100."
         llmrun run -m qwen-0.5b -p @question.txt --temperature 0 -n 200
         git diff | llmrun run -m qwen-1.5b --system "Write a commit message." -p -
+        llmrun run -m qwen-1.5b --draft qwen-0.5b -p "Write a Python function that reverses a list."
         llmrun run --raw -p "The capital of France is" -n 8]],
     flags = common.flags({
         { "prompt", short = "p", arg = "TEXT", help = "the prompt; @FILE reads a file, - standard input" },
@@ -25,7 +26,7 @@ local M = {
 
 function M.run(o)
     if not o.prompt then args.fail("no prompt; give one with -p (see llmrun run --help)", 2) end
-    local model <close> = common.load(o, { template = common.template(o.template) })
+    local model <close> = common.load(o, { template = common.template(o.template), speculate = common.drafts(o) })
     if not o.raw then common.check_chat(model, ", or continue plain text with --raw") end
     if o.trace then common.guard(model.trace, model, o.trace) end
     local s <close> = model:session()
