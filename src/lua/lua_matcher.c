@@ -192,10 +192,15 @@ static int matcher_copy(lua_State *L)
     return lr_matcher_copy(new_matcher(L), o, &err) ? lr_lua_fail(L, &err) : 1;
 }
 
-/* The mask in a userdata that is left on the stack; NULL, with three results pushed, on failure. */
-static const uint32_t *get_mask(lua_State *L, lr_matcher *m, size_t *n)
+/* Room for a mask, in a userdata that is left on the stack. */
+static uint32_t *new_mask(lua_State *L, const lr_matcher *m)
 {
-    uint32_t *bits = lua_newuserdatauv(L, (lr_matcher_words(m) + 1) * sizeof *bits, 0);
+    return lua_newuserdatauv(L, (lr_matcher_words(m) + 1) * sizeof(uint32_t), 0);
+}
+
+/* The mask into bits; NULL, with three results pushed, on failure. */
+static const uint32_t *get_mask(lua_State *L, lr_matcher *m, uint32_t *bits, size_t *n)
+{
     lr_error err;
     lua_State *before = enter(L);
     int rc = lr_matcher_mask(m, bits, n, &err);
@@ -210,7 +215,7 @@ static int matcher_allowed(lua_State *L)
 {
     lr_matcher *m = lr_lua_check_matcher(L, 1);
     size_t n;
-    const uint32_t *bits = get_mask(L, m, &n);
+    const uint32_t *bits = get_mask(L, m, new_mask(L, m), &n);
     if (!bits) return 3;
     lua_createtable(L, (int)n, 0);
     lua_Integer k = 0;
@@ -229,8 +234,9 @@ static int matcher_count(lua_State *L)
     struct timespec a, b;
     size_t n;
     lr_matcher *m = lr_lua_check_matcher(L, 1);
+    uint32_t *bits = new_mask(L, m);
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &a);
-    if (!get_mask(L, m, &n)) return 3;
+    if (!get_mask(L, m, bits, &n)) return 3;
     clock_gettime(CLOCK_THREAD_CPUTIME_ID, &b);
     lua_pushinteger(L, (lua_Integer)n);
     lua_pushnumber(L, (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec));
@@ -260,7 +266,7 @@ static int matcher_in_mask(lua_State *L)
 {
     lr_matcher *m = lr_lua_check_matcher(L, 1);
     int32_t id = check_token(L, 2);
-    const uint32_t *bits = get_mask(L, m, NULL);
+    const uint32_t *bits = get_mask(L, m, new_mask(L, m), NULL);
     if (!bits) return 3;
     lua_pushboolean(L, (size_t)id / 32 < lr_matcher_words(m) && bits[id / 32] >> (id % 32) & 1);
     return 1;
