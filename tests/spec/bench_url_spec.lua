@@ -98,6 +98,15 @@ describe("llmrun bench --url", function()
         assert.equal(0, measured("--requests", "3", "--output", "2", "--goodput", "ttft:0.000001").goodput)
     end)
 
+    it("takes a new connection where the server has closed the old one", function()
+        local own <close> = S.start { models = { S.teller({ "a" }, nil, function() return 0 end) }, idle_timeout = 1 }
+        local r = llm.exec({ core.executable(), "bench", "--url", own:url(), "--json", "--requests", "3", "--rate", "0.6",
+            "--burstiness", "100", "--prompt", "5", "--output", "2" }, { timeout = 60 })
+        assert.equal(0, r.status, r.stderr)
+        assert.equal(3, json.decode(r.stdout).completed)
+        assert.is_true(own.core:stats().accepted >= 3)
+    end)
+
     it("says what is wrong", function()
         local function fails(status, pattern, ...)
             local r = llm.exec({ core.executable(), "bench", ... }, { timeout = 60 })

@@ -141,9 +141,10 @@ end
 local Pool = {}
 Pool.__index = Pool
 
+--- One of them, or a new one; and whether it has been used.
 function Pool:get()
     local c = table.remove(self.idle)
-    if c then return c end
+    if c then return c, true end
     return net.connect(self.target.host, self.target.port)
 end
 
@@ -153,8 +154,8 @@ end
 
 --- Sends one request and notes when what came.
 local function send(pool, messages, output, model, headers)
-    local c, err = pool:get()
-    if not c then return { error = err } end
+    local c, used = pool:get()
+    if not c then return { error = used } end
     local m = { begin = core.now(), pieces = {}, prompt = 0, output = 0, said = {} }
     local last
     local function on_event(data)
@@ -186,6 +187,10 @@ local function send(pool, messages, output, model, headers)
             feed(piece)
         end,
     })
+    if not r and used and not status then -- the server had closed it meanwhile: that is no failure
+        c:close()
+        return send(pool, messages, output, model, headers)
+    end
     m.total = core.now() - m.begin
     if not r then m.error = why end
     if r and status ~= 200 then m.error = ("%d %s"):format(status, table.concat(text):sub(1, 200)) end
