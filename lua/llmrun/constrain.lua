@@ -39,6 +39,17 @@ M.options = {
 local MAX_KEPT, MAX_BYTES = 64, 128 << 20
 
 local kept, n_kept, clock = {}, 0, 0
+local vocabs, n_vocabs = setmetatable({}, { __mode = "k" }), 0
+
+--- The raw vocabulary of a model, and a number for it: masks in a grammar are those of one vocabulary.
+local function vocab_of(model)
+    local v = model.vocab.core or model.vocab
+    if not vocabs[v] then
+        n_vocabs = n_vocabs + 1
+        vocabs[v] = n_vocabs
+    end
+    return v, vocabs[v]
+end
 
 local function forget_oldest()
     local oldest
@@ -98,12 +109,15 @@ local function request_of(kind, o)
     return { [kind] = v }, kind .. "\0" .. v
 end
 
---- The grammar of one of json, regex, choices, grammar in a table of options. nil, text, code: it can't be honoured.
+--- The grammar of one of json, regex, choices, grammar, tagged in a table of options, for a model (nil: any).
+--- nil, text, code: it can't be honoured.
 ---@param kind string
 ---@param o table
-function M.compile(kind, o)
+---@param model? llmrun.Model
+function M.compile(kind, o, model)
     local request, key = request_of(kind, o)
     if not request then return nil, key, "format" end
+    if model then key = key .. "\0" .. select(2, vocab_of(model)) end
     clock = clock + 1
     local e = kept[key]
     if e then
@@ -140,13 +154,11 @@ local function kind_of(call, o, lua_too)
     return kind
 end
 
-local function raw_vocab(model) return model.vocab.core or model.vocab end
-
 local function matcher_of(kind, o, model)
-    local g, text, code = M.compile(kind, o)
+    local g, text, code = M.compile(kind, o, model)
     if not g then return nil, text:find("^" .. kind .. "[:,]") and text or kind .. ": " .. text, code end
     local m
-    m, text, code = g:matcher(raw_vocab(model), { holes = o.holes })
+    m, text, code = g:matcher((vocab_of(model)), { holes = o.holes })
     if not m then return nil, kind .. ": " .. text, code end
     return m
 end

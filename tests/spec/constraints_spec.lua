@@ -203,6 +203,11 @@ describe("a constraint that can't be honoured", function()
         local a = constrain.compile("json", { json = { type = "object", properties = { a = { type = "integer" } } } })
         assert.equal(a, constrain.compile("json", { json = { properties = { a = { type = "integer" } }, type = "object" } }))
         assert.not_equal(a, constrain.compile("json", { json = '{"type":"object"}' }))
+        local m <close> = anything()
+        local other <close> = anything()
+        local of_m = constrain.compile("regex", { regex = "abc" }, m)
+        assert.equal(of_m, constrain.compile("regex", { regex = "abc" }, m))
+        assert.not_equal(of_m, constrain.compile("regex", { regex = "abc" }, other)) -- masks are of one vocabulary
         for i = 1, 200 do constrain.compile("regex", { regex = "a{" .. i .. "}" }) end
         local n, bytes = constrain.kept()
         assert.is_true(n <= 64 and bytes <= 128 << 20)

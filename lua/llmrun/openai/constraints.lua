@@ -75,15 +75,15 @@ local function read_guided(r, o, prefix, at)
 end
 
 --- Asks for it of s:gen; refused at once if it can't be kept.
-local function put(o)
+local function put(o, model)
     local c = o.constraint
     o.gen[c.kind] = c.value
-    local grammar, text = constrain.compile(c.kind, o.gen)
+    local grammar, text = constrain.compile(c.kind, o.gen, model)
     if not grammar then fields.bad(c.param, (text:gsub("^" .. c.kind .. ": ", ""))) end
 end
 
 --- Reads all such fields into o.constraint and o.gen.
-function M.read(r, _, o)
+function M.read(r, model, o)
     read_response_format(r, o)
     read_guided(r, o, "guided_", "")
     local so = r:object "structured_outputs"
@@ -94,7 +94,7 @@ function M.read(r, _, o)
     if v then set(o, "ebnf", "grammar", v) end
     v = r:get "json_schema"
     if v ~= nil then set(o, "json_schema", "json", schema_of("json_schema", v)) end
-    if o.constraint then put(o) end
+    if o.constraint then put(o, model) end
     if o.choice == "required" or type(o.choice) == "table" then
         if o.constraint then fields.bad("tool_choice", "not together with " .. o.constraint.param) end
         o.forced = true
@@ -166,7 +166,7 @@ function M.prepare(model, o)
         if which(def) then any[#any + 1] = call_schema(def, i, form) end
     end
     o.form, o.gen.json = form, #any == 1 and any[1] or json.object { anyOf = any }
-    local ok, text = constrain.compile("json", o.gen)
+    local ok, text = constrain.compile("json", o.gen, model)
     if not ok then refuse(o, which, form, text) end
     if form.before ~= "" then
         for _, id in ipairs(model:tokenize(form.before, { special = true, bos = false })) do o.ids[#o.ids + 1] = id end
@@ -184,7 +184,7 @@ function M.prepare_auto(model, o)
     for i, def in ipairs(o.tools) do any[i] = call_schema(def, i, form) end
     local spec = { open = form.before, close = form.after, json = json.object { anyOf = any },
         most = o.one_call and 1 or nil }
-    if constrain.compile("tagged", { tagged = spec }) then
+    if constrain.compile("tagged", { tagged = spec }, model) then
         o.gen.tagged = spec
         return
     end
