@@ -27,6 +27,7 @@ void lr_gb_free(lr_gb *b)
     lr_free(b->lits);
     lr_free(b->set);
     lr_free(b->rule);
+    lr_free(b->mark);
     lr_free(b);
 }
 
@@ -236,6 +237,14 @@ void lr_gb_keep(lr_gb *b, uint32_t rule)
 void lr_gb_unique(lr_gb *b, uint32_t rule)
 {
     if (rule < b->n_rule) b->rule[rule].keep = b->rule[rule].unique = true;
+}
+
+void lr_gb_mark(lr_gb *b, const char *s, size_t n)
+{
+    if (b->mark || n == 0) return;
+    b->mark = lr_memdup(s, n);
+    b->n_mark = b->mark ? n : 0;
+    if (!b->mark) lr_gb_fail(b, LR_ENOMEM, "no memory for the grammar");
 }
 
 lr_gnode lr_gb_ref(lr_gb *b, uint32_t rule)

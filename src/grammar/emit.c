@@ -388,6 +388,14 @@ int lr_emit(lr_gb *b, uint32_t root, const gplan *p, nfa *n, lr_error *err)
     n->n_set = b->n_set;
     n->cap_set = b->n_set + 1;
     n->n_hole = b->n_hole;
+    if (b->mark) {
+        n->mark = lr_memdup(b->mark, b->n_mark);
+        n->n_mark = b->n_mark;
+        if (!n->mark) {
+            rc = lr_fail(err, LR_ENOMEM, "no memory for the grammar");
+            goto done;
+        }
+    }
     for (uint32_t i = 0; i < b->n_rule; i++) e.rule[i] = N_NONE;
     if (b->n_hole) {
         for (unsigned c = 0; c < 256; c++) (void)lr_nfa__one(n, c);

@@ -79,6 +79,9 @@ void lr_gb_keep(lr_gb *, uint32_t rule);
  * matched may not be the same value as an earlier item of that array, or an earlier name of that object. The whole text
  * must be JSON, and the rule may not be the root. See unique.c. */
 void lr_gb_unique(lr_gb *, uint32_t rule);
+/* Texts in which JSON documents stand behind marks: up to one, and from a document's end to the next, the text is free
+ * and does not hold the mark. Not copied if empty. */
+void lr_gb_mark(lr_gb *, const char *s, size_t n);
 lr_gnode lr_gb_ref(lr_gb *, uint32_t rule);
 /* A hole: what may stand here is asked when it is reached (lr_hole_fn). id is the caller's. */
 lr_gnode lr_gb_hole(lr_gb *, int id, const char *name, size_t n);

@@ -81,6 +81,8 @@ struct lr_gb {
     grule *rule;
     uint32_t n_rule, cap_rule;
     uint32_t n_hole;
+    char *mark; /* or NULL */
+    size_t n_mark;
 };
 
 /* Room for `more` elements behind n; false after an error is recorded. */
@@ -141,6 +143,8 @@ typedef struct nfa {
     uint32_t n_unique; /* unique rules */
     uint8_t *wide;     /* (n_wide) if there are: infinitely many texts lead from that state to its rule's end */
     uint32_t n_wide;
+    char *mark; /* or NULL: see lr_gb_mark */
+    size_t n_mark;
     uint32_t in_loop;           /* while states are made: the loop they lie in */
     uint8_t cls[256], rep[256]; /* byte -> class; class -> one of its bytes */
 } nfa;
@@ -374,6 +378,7 @@ typedef struct jscan {
     size_t n; /* bytes looked at */
     uint32_t depth;
     bool in_string, escaped;
+    bool inside; /* a document; without marks all is */
     struct jlevel {
         size_t from, part; /* behind the bracket; behind the last bracket, comma or colon */
         bool object, name; /* name: a name of an object is next */

@@ -26,6 +26,7 @@ void lr_nfa__unref(nfa *n)
     lr_free(n->set);
     lr_free(n->loop);
     lr_free(n->wide);
+    lr_free(n->mark);
     lr_free(n);
 }
 
@@ -39,11 +40,12 @@ int lr_nfa__copy(nfa **out, const nfa *o, lr_error *err)
     n->loop = lr_memdup(o->loop, o->n_loop * sizeof *o->loop);
     n->rule = lr_memdup(o->rule, o->n_rule * sizeof *o->rule);
     n->wide = o->wide ? lr_memdup(o->wide, o->n_wide) : NULL;
+    n->mark = o->mark ? lr_memdup(o->mark, o->n_mark) : NULL;
     n->cap_st = o->n_st;
     n->cap_set = o->n_set;
     n->cap_loop = o->n_loop;
     n->cap_rule = o->n_rule;
-    bool ok = n->st && n->set && n->loop && n->rule && (n->wide || !o->wide);
+    bool ok = n->st && n->set && n->loop && n->rule && (n->wide || !o->wide) && (n->mark || !o->mark);
     for (uint32_t i = 0; n->rule && i < o->n_rule; i++) {
         n->rule[i].name = lr_strdup(o->rule[i].name);
         n->rule[i].d0 = 0;

@@ -173,18 +173,30 @@ static bool equal(lr_str a, lr_str b, int depth)
 
 /* ---- where a text stands ---- */
 
-static void scan(jscan *s, const char *text, size_t n)
+/* Free text: whether a mark ends with the byte at i. */
+static bool mark_ends(const nfa *g, const char *text, size_t i)
+{
+    return i + 1 >= g->n_mark && memcmp(text + i + 1 - g->n_mark, g->mark, g->n_mark) == 0;
+}
+
+static void scan(jscan *s, const nfa *g, const char *text, size_t n)
 {
     for (; s->n < n; s->n++) {
         char c = text[s->n];
+        if (g->mark && !s->inside) {
+            s->inside = mark_ends(g, text, s->n);
+            continue;
+        }
         struct jlevel *l = s->depth && s->depth <= LR_G_MAX_LEVELS ? &s->level[s->depth - 1] : NULL;
         if (s->in_string) {
-            if (s->escaped)
+            if (s->escaped) {
                 s->escaped = false;
-            else if (c == '\\')
+            } else if (c == '\\') {
                 s->escaped = true;
-            else if (c == '"')
+            } else if (c == '"') {
                 s->in_string = false;
+                s->inside = s->depth > 0;
+            }
         } else if (c == '"') {
             s->in_string = true;
         } else if (c == '[' || c == '{') {
@@ -192,7 +204,7 @@ static void scan(jscan *s, const char *text, size_t n)
                 s->level[s->depth] = (struct jlevel){.from = s->n + 1, .part = s->n + 1, .name = c == '{'};
             s->depth++;
         } else if ((c == ']' || c == '}') && s->depth) {
-            s->depth--;
+            s->inside = --s->depth > 0;
         } else if (c == ',' && l) {
             l->part = s->n + 1;
             l->name = l->object;
@@ -200,6 +212,8 @@ static void scan(jscan *s, const char *text, size_t n)
             l->name = false;
             l->object = true;
             l->part = s->n + 1;
+        } else if (s->depth == 0 && !is_blank(c)) {
+            s->inside = false; /* a number, true, false or null */
         }
     }
 }
@@ -222,7 +236,7 @@ static jscan *scan_matcher(lr_matcher *m)
     if (!m->scan) m->scan = lr_calloc(1, sizeof *m->scan);
     if (!m->scan) return NULL;
     if (m->scan->n > n) *m->scan = (jscan){0};
-    scan(m->scan, m->text, n);
+    scan(m->scan, m->g->n, m->text, n);
     return m->scan;
 }
 
@@ -233,6 +247,7 @@ static void copy_scan(jscan *to, const jscan *s)
     to->depth = s->depth;
     to->in_string = s->in_string;
     to->escaped = s->escaped;
+    to->inside = s->inside;
     memcpy(to->level, s->level, (s->depth < LR_G_MAX_LEVELS ? s->depth : LR_G_MAX_LEVELS) * sizeof *s->level);
 }
 
@@ -247,7 +262,7 @@ bool lr_unique__repeats(lr_matcher *m, lr_str more)
     }
     jscan now;
     copy_scan(&now, s);
-    scan(&now, text, n);
+    scan(&now, m->g->n, text, n);
     if (now.depth == 0) return false;
     if (now.depth > LR_G_MAX_LEVELS) return true;
     const struct jlevel *l = &now.level[now.depth - 1];
@@ -368,7 +383,7 @@ bool lr_unique__alive(lr_matcher *m, uint32_t d, lr_str more)
     jscan *s = text ? scan_matcher(m) : NULL, now;
     if (!s || s->depth > LR_G_MAX_LEVELS) return true;
     copy_scan(&now, s);
-    scan(&now, text, n);
+    scan(&now, m->g->n, text, n);
     if (now.depth == 0 || now.depth > LR_G_MAX_LEVELS || now.escaped) return true;
     const struct jlevel *l = &now.level[now.depth - 1];
     lr_str mine = trim(text, l->part, n), other;

@@ -370,6 +370,15 @@ static int builder_unique(lua_State *L)
     return 0;
 }
 
+/* b:mark(text): JSON documents stand behind this, in free text */
+static int builder_mark(lua_State *L)
+{
+    size_t n;
+    const char *s = luaL_checklstring(L, 2, &n);
+    lr_gb_mark(check_builder(L), s, n);
+    return 0;
+}
+
 static int builder_ref(lua_State *L)
 {
     lr_gb *b = check_builder(L);
@@ -461,11 +470,13 @@ void lr_lua_open_grammar(lua_State *L)
         {"length", regex_length},   {"is_empty", regex_is_empty}, {"overlaps", regex_overlaps},
         {"matches", regex_matches}, {"words", regex_words},       {NULL, NULL}};
     static const luaL_Reg builder_methods[] = {
-        {"empty", builder_empty}, {"never", builder_never},   {"lit", builder_lit},         {"bytes", builder_bytes},
-        {"chars", builder_chars}, {"seq", builder_seq},       {"alt", builder_alt},         {"rep", builder_rep},
-        {"lits", builder_lits},   {"graph", builder_graph},   {"rule", builder_rule},       {"define", builder_define},
-        {"keep", builder_keep},   {"unique", builder_unique}, {"ref", builder_ref},         {"hole", builder_hole},
-        {"regex", builder_regex}, {"error", builder_error},   {"compile", builder_compile}, {NULL, NULL}};
+        {"empty", builder_empty}, {"never", builder_never},     {"lit", builder_lit},
+        {"bytes", builder_bytes}, {"chars", builder_chars},     {"seq", builder_seq},
+        {"alt", builder_alt},     {"rep", builder_rep},         {"lits", builder_lits},
+        {"graph", builder_graph}, {"rule", builder_rule},       {"define", builder_define},
+        {"keep", builder_keep},   {"unique", builder_unique},   {"mark", builder_mark},
+        {"ref", builder_ref},     {"hole", builder_hole},       {"regex", builder_regex},
+        {"error", builder_error}, {"compile", builder_compile}, {NULL, NULL}};
     static const luaL_Reg grammar_methods[] = {{"info", grammar_info}, {NULL, NULL}};
     lr_lua_class(L, REGEX, regex_methods, regex_close);
     lr_lua_class(L, BUILDER, builder_methods, builder_close);

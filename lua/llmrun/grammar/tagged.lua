@@ -25,7 +25,9 @@ function M.rule(b, spec, opts)
         end
     end
     local value = require("llmrun.grammar.json_schema").rule(b, spec.json, opts)
-    local free = without(b, spec.open:match "^[^\n]+" or spec.open)
+    local mark = spec.open:match "^[^\n]+" or spec.open
+    local free = without(b, mark)
+    b:mark(mark)
     local call = b:seq { b:lit(spec.open), b:ref(value), b:lit(spec.close) }
     local rule = b:rule "tagged"
     if spec.most then
