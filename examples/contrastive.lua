@@ -11,6 +11,7 @@
 -- test-expect: contrastive: +%S
 -- test-expect: repeated words: %d+ and %d+
 -- test-expect: fewer: true
+-- test-expect: computed %d+ tokens; %d+ without sessions
 
 local llm = require "llmrun"
 
@@ -71,3 +72,9 @@ print("expert alone: " .. alone:gsub("\n", " "))
 print("contrastive:  " .. contrasted:gsub("\n", " "))
 print(("repeated words: %d and %d"):format(repeated(alone), repeated(contrasted)))
 print("fewer: " .. tostring(repeated(contrasted) < repeated(alone)))
+local computed, all = 0, 0
+for _, model in ipairs { expert, amateur } do
+    local m = model:metrics()
+    computed, all = computed + m.computed_tokens, all + m.prompt_tokens + m.generation_tokens
+end
+print(("computed %d tokens; %d without sessions, which keep what both models have read"):format(computed, all))

@@ -9,6 +9,7 @@
 -- test-expect: 1  .-"city"
 -- test-expect: 4 notes, 4 valid records
 -- test-expect: %d+ of %d+ tokens were no choice
+-- test-expect: computed %d+ tokens, %d+ came from the cache
 
 local json = require "llmrun.json"
 local llm = require "llmrun"
@@ -45,11 +46,13 @@ local records = llm.map(notes, function(note)
     return branch:gen { json = schema, temperature = 0, max_tokens = 80 }
 end)
 
-local valid, forced, drawn = 0, 0, 0
+local valid, forced, drawn, cached = 0, 0, 0, 0
 for i, r in ipairs(records) do
     print(i .. "  " .. r.text)
     if validate.check(json.decode(schema), r.value) then valid = valid + 1 end
     forced, drawn = forced + r.usage.forced_tokens, drawn + r.usage.completion_tokens
+    cached = cached + r.usage.cached_tokens
 end
 print(("%d notes, %d valid records"):format(#notes, valid))
 print(("%d of %d tokens were no choice"):format(forced, drawn))
+print(("computed %d tokens, %d came from the cache"):format(model:metrics().computed_tokens, cached))

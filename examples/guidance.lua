@@ -9,6 +9,7 @@
 -- test-expect: 1%.0: +%S
 -- test-expect: 1%.5: +%S
 -- test-expect: two rows in one step: true
+-- test-expect: computed %d+ tokens; %d+ without sessions
 
 local llm = require "llmrun"
 
@@ -47,3 +48,5 @@ for _, g in ipairs { 1, strength } do
     print(("%.1f: %s"):format(g, text:gsub("\n", " ")))
 end
 print("two rows in one step: " .. tostring(together))
+local m = model:metrics()
+print(("computed %d tokens; %d without sessions"):format(m.computed_tokens, m.prompt_tokens + m.generation_tokens))

@@ -7,9 +7,11 @@ with src/sample. Definitions: penalties arXiv:1909.05858 and OpenAI's API; top-p
 and adaptive-p as llama.cpp defines them. Random numbers: two rounds of splitmix64's finalizer over seed, position and
 stream, as sample.h says.
 
-The file is { "single": [case], "runs": [case] }. A single case has the logits, the context, the stages (as
+The file is { "single": [case], "runs": [case], "thinking": [case], "watermark": [case] }. A single case has the logits, the context, the stages (as
 llm.sampler takes them) and the distribution that comes out, best first. A run has a row of logits a step; each step
-says the distribution and the token that is drawn from it, with which the state goes on.
+says the distribution and the token that is drawn from it, with which the state goes on. A "thinking" case has what a model
+wants to say, id by id, and what comes out under a budget; a "watermark" case a row, the token before it, and the
+distribution (examples/watermark.lua: arXiv:2301.10226 with half of the vocabulary green).
 """
 import json
 import math
@@ -304,6 +306,53 @@ def run(rng, name, stage, kw, steps, before=(), scale=3.0):
             "stages": [lua(s, a, k) for s, a, k in before] + [lua(stage, [], kw)]}
 
 
+# ---- thinking budget: what is said, as a function of all that was said before ----
+
+def holds(tokens, at, marker):
+    return tokens[at - len(marker):at] == marker and at >= len(marker)
+
+
+def thoughts_since(prompt, said, start, stop):
+    """Where the thoughts that are open now began in prompt + said, not before the end of the prompt; None: closed."""
+    tokens, since = prompt + said, None
+    for at in range(1, len(tokens) + 1):
+        if since is not None and holds(tokens, at, stop) and at - len(stop) >= 0:
+            since = None
+        elif since is None and holds(tokens, at, start):
+            since = at
+    return None if since is None else max(since, len(prompt))
+
+
+def thinking(rng, budget, start, stop, message, opened):
+    prompt = [rng.choice([5, 6, 7]) for _ in range(4)] + (start if opened else [])
+    wishes = []
+    while len(wishes) < 40:
+        wishes += rng.choice([[5], [6], [7], [5, 6], start, stop, start])
+    wishes, said, forced = wishes[:40], [], message + stop
+    for wish in wishes:
+        since = thoughts_since(prompt, said, start, stop)
+        over = None if since is None else len(prompt) + len(said) - since - budget
+        said.append(wish if over is None or over < 0 else forced[over])
+    return {"budget": budget, "start": start, "stop": stop, "message": message, "prompt": prompt, "wishes": wishes,
+            "said": said}
+
+
+# ---- watermark ----
+
+def green(secret, before, token):
+    word = (before * 2654435761 ^ token * 2246822519 ^ secret) % 2**32
+    word = (word ^ word // 2**15) * 739982445 % 2**32
+    word = (word ^ word // 2**12) * 695872825 % 2**32
+    return (word ^ word // 2**15) % 2 == 1
+
+
+def watermark(rng, top_k):
+    logits, last = row(rng), rng.randrange(V)
+    x = STAGES["top_k"](logits, {}, top_k)
+    marked = [v if v is None or not green(0x5EED, last, i) else v + 3.0 for i, v in enumerate(x)]
+    return {"logits": logits, "last": last, "top_k": top_k, "expect": distribution(marked)}
+
+
 def main(path):
     rng = random.Random(2026)
     cases = []
@@ -374,8 +423,15 @@ def main(path):
         runs.append(run(rng, f"adaptive_p {target} {decay}", "adaptive_p", dict(target=target, decay=decay), 20))
         runs.append(run(rng, f"adaptive_p {target} {decay} behind min_p", "adaptive_p",
                         dict(target=target, decay=decay), 20, [("min_p", [0.05], {})]))
+    cases.append(single(rng, "greedy", [("temperature", [0], {})]))
+    cases[-1]["stages"][0] = lua("greedy", [], {})
+    cases.append(single(rng, "greedy behind a bias", [("logit_bias", [{5: 9.0}], {}), ("temperature", [0], {})]))
+    cases[-1]["stages"][1] = lua("greedy", [], {})
+    thoughts = [thinking(rng, budget, start, stop, message, opened) for budget in (0, 1, 3, 9)
+                for start, stop in (([1], [2]), ([1, 3], [2, 4])) for message in ([], [6, 5, 7]) for opened in (0, 1)]
+    marks = [watermark(rng, k) for k in (4, 8, 8, 16, 24)]
     with open(path, "w", encoding="utf-8") as f:
-        text = json.dumps({"single": cases, "runs": runs}, separators=(",", ":"))
+        text = json.dumps({"single": cases, "runs": runs, "thinking": thoughts, "watermark": marks}, separators=(",", ":"))
         json.dump(json.loads(text, parse_float=lambda s: float(f"{float(s):.7g}")), f, separators=(",", ":"))
         f.write("\n")
 

@@ -56,7 +56,7 @@ describe("reference table", function()
     local by_stage = {}
     for _, c in ipairs(ref.single) do
         local name = c.stages[1].name
-        if #c.stages > 2 then name = "a long chain" elseif #c.stages == 2 then name = c.stages[2].name end
+        if c.name:find "^greedy" then name = "greedy" elseif #c.stages > 2 then name = "a long chain" elseif #c.stages == 2 then name = c.stages[2].name end
         by_stage[name] = by_stage[name] or {}
         table.insert(by_stage[name], c)
     end
@@ -65,7 +65,7 @@ describe("reference table", function()
     table.sort(names)
 
     it("covers all stages", function()
-        assert.equal("a long chain allow ban dry dynamic_temperature logit_bias min_p min_tokens no_repeat_ngram "
+        assert.equal("a long chain allow ban dry dynamic_temperature greedy logit_bias min_p min_tokens no_repeat_ngram "
             .. "penalties temperature top_k top_n_sigma top_p typical xtc", table.concat(names, " "))
         assert.equal(19, #ref.runs)
     end)
@@ -79,6 +79,44 @@ describe("reference table", function()
             end
         end)
     end
+
+    it("thinking budget", function()
+        local thinking = require "llmrun.sampler.thinking"
+        for n, c in ipairs(ref.thinking) do
+            local markers = { start = c.start, stop = c.stop, ["message stop"] = {} }
+            table.move(c.message, 1, #c.message, 1, markers["message stop"])
+            table.move(c.stop, 1, #c.stop, #c.message + 1, markers["message stop"])
+            local model = { tokenize = function(_, text) return markers[text] end }
+            local stage = thinking.stage(model, { budget = c.budget, start = "start",
+                stop = "stop", message = "message " })
+            local said, ctx = {}, {}
+            function ctx.tokens(_, most, all)
+                local list = all and table.move(c.prompt, 1, #c.prompt, 1, {}) or {}
+                table.move(said, 1, #said, #list + 1, list)
+                return table.move(list, math.max(1, #list - most + 1), #list, 1, {})
+            end
+            for i, wish in ipairs(c.wishes) do
+                said[i] = stage(nil, ctx) or wish
+                assert.equal(c.said[i], said[i], ("case %d, token %d"):format(n, i))
+            end
+        end
+    end)
+
+    it("watermark", function()
+        local f <close> = assert(io.open("examples/watermark.lua", "rb"))
+        local code = assert(f:read("a"):match "\n(local secret.-)\n%-%-%- How far")
+        local mark = assert(load(code .. "\nreturn mark"))()
+        for n, c in ipairs(ref.watermark) do
+            local l = core.logits_new(c.logits)
+            l:keep((l:topk(c.top_k)))
+            local view = setmetatable({ candidates = function() return (l:topk(c.top_k)) end,
+                add = function(_, ids, x) return l:add(ids, x) end }, { __index = l })
+            mark(view, { last = c.last })
+            local ids, p = llm.sampler({}):probs(l)
+            local what = compare(c.expect, ids, p)
+            if what then error(("case %d: %s"):format(n, what)) end
+        end
+    end)
 
     for _, c in ipairs(ref.runs) do
         it(c.name, function()
