@@ -14,7 +14,7 @@
  */
 #include "spec/spec.h"
 
-enum { WAIT_FIRST = 16, WAIT_MODEL = 24, WAIT_MOST = 4096 };
+enum { WAIT_FIRST = 16, WAIT_MODEL = 24, WAIT_MOST = 4096, STALE = 4096 };
 
 static const double PRIOR[LR_SPEC_METHODS][LR_PACE_CLASSES] = {
     {0, 0, 0}, {0.4, 0.6, 0.8}, {0.4, 0.6, 0.8}, {0.85, 0.85, 0.85}, {0.7, 0.7, 0.7}};
@@ -22,44 +22,58 @@ static const double PRIOR[LR_SPEC_METHODS][LR_PACE_CLASSES] = {
 
 /* ---- time ---- */
 
-static void saw(struct lr_pace_time *table, int rows, double t)
+/* The first time of a number of rows is often slow (memory is touched, something else runs), and what seems slow is not
+ * tried again: one measurement is none, and an old one neither. */
+static void saw(lr_pace *pace, struct lr_pace_time *table, int rows, double t)
 {
     if (rows < 1 || rows > LR_PACE_ROWS || !(t > 0)) return;
     struct lr_pace_time *p = &table[rows];
+    p->at = ++pace->now;
     p->n++;
-    if (p->n == 1) {
+    if (p->n == 1 || (p->n == 2 && t < p->t)) {
         p->t = t;
         return;
     }
-    if (t > 3 * p->t) t = 3 * p->t; /* something else ran */
-    p->t += (t - p->t) / (p->n < 8 ? p->n : 8);
+    if (t > 2 * p->t) t = 2 * p->t;
+    if (p->n > 2) p->t += (t - p->t) / (p->n < 8 ? p->n : 8);
 }
 
-void lr_pace_saw_step(lr_pace *p, int rows, double t) { saw(p->step, rows, t); }
-void lr_pace_saw_pass(lr_pace *p, int rows, double t) { saw(p->pass, rows, t); }
+void lr_pace_saw_step(lr_pace *p, int rows, double t) { saw(p, p->step, rows, t); }
+void lr_pace_saw_pass(lr_pace *p, int rows, double t) { saw(p, p->pass, rows, t); }
+
+static bool known(const struct lr_pace_time *p, uint32_t now, uint32_t least)
+{
+    return p->n >= least && now - p->at < STALE;
+}
 
 /* Between two known numbers of rows a line; beyond the last a slope: small while a few rows share the reading of the
  * weights, most of the whole when there are many. */
-static double time_of(const struct lr_pace_time *table, int rows)
+static double interpolate(const struct lr_pace_time *table, uint32_t now, int rows, uint32_t least)
 {
-    if (rows < 1) return 0;
-    if (rows > LR_PACE_ROWS) rows = LR_PACE_ROWS;
-    if (table[rows].n) return table[rows].t;
     int lo = rows, hi = rows;
-    while (lo > 0 && !table[lo].n) lo--;
-    while (hi <= LR_PACE_ROWS && !table[hi].n) hi++;
+    while (lo > 0 && !known(&table[lo], now, least)) lo--;
+    while (hi <= LR_PACE_ROWS && !known(&table[hi], now, least)) hi++;
     if (lo == 0 && hi > LR_PACE_ROWS) return 0;
+    if (lo == hi) return table[lo].t;
     if (lo == 0) return table[hi].t * (0.75 + 0.25 * rows / hi);
     if (hi > LR_PACE_ROWS) return table[lo].t * (1 + (rows - lo) * (lo < 6 ? 0.08 : 0.7 / lo));
     return table[lo].t + (table[hi].t - table[lo].t) * (rows - lo) / (hi - lo);
 }
 
-double lr_pace_step_time(const lr_pace *p, int rows) { return time_of(p->step, rows); }
+static double time_of(const struct lr_pace_time *table, uint32_t now, int rows)
+{
+    if (rows < 1) return 0;
+    if (rows > LR_PACE_ROWS) rows = LR_PACE_ROWS;
+    double t = interpolate(table, now, rows, 2);
+    return t > 0 ? t : interpolate(table, now, rows, 1);
+}
+
+double lr_pace_step_time(const lr_pace *p, int rows) { return time_of(p->step, p->now, rows); }
 
 double lr_pace_pass_time(const lr_pace *p, int rows)
 {
-    double t = time_of(p->pass, rows);
-    return t > 0 ? t : 0.35 * time_of(p->step, rows);
+    double t = time_of(p->pass, p->now, rows);
+    return t > 0 ? t : 0.35 * time_of(p->step, p->now, rows);
 }
 
 /* ---- chances ---- */

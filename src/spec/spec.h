@@ -143,9 +143,10 @@ typedef struct lr_pace_odds {
 /* Times by number of rows, and the odds of all requests: those of a new one, until it has its own. */
 typedef struct lr_pace {
     struct lr_pace_time {
-        double t; /* seconds, a moving average; 0 = not seen */
-        uint32_t n;
+        double t;       /* seconds, a moving average; 0 = not seen */
+        uint32_t n, at; /* how often seen, and when last */
     } step[LR_PACE_ROWS + 1], pass[LR_PACE_ROWS + 1];
+    uint32_t now; /* times seen in all */
     lr_pace_odds all;
 } lr_pace;
 

@@ -307,8 +307,11 @@ static void test_pace(void **state)
     assert_int_equal(chosen(&dear, 32, 32, .9, LR_SPEC_DRAFT), 0);
     assert_true(lr_pace_step_time(&cheap, 2) > 0.0419 && lr_pace_step_time(&cheap, 2) < 0.0421);
     lr_pace two = {0};
-    lr_pace_saw_step(&two, 1, 1);
-    lr_pace_saw_step(&two, 5, 2);
+    for (int i = 0; i < 2; i++) {
+        lr_pace_saw_step(&two, 1, 1);
+        lr_pace_saw_step(&two, 5, 2);
+    }
+    lr_pace_saw_step(&two, 3, 50); /* once is never */
     assert_true(fabs(lr_pace_step_time(&two, 3) - 1.5) < 1e-9);
     assert_true(lr_pace_step_time(&(lr_pace){0}, 3) == 0);
 }
