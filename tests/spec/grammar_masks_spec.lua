@@ -41,6 +41,8 @@ local SCHEMAS = {
     [[{"type":"array","items":{"type":"object","properties":{"a":{"type":"string"}}},"uniqueItems":true}]],
     [[{"type":"array","items":{"type":"array","items":{"type":"string"},"uniqueItems":true},"uniqueItems":true}]],
     [[{"type":"object"}]],
+    [[{"type":"object","propertyNames":{"enum":["a","b","red"]},"additionalProperties":{"type":"boolean"}}]],
+    [[{"type":"object","patternProperties":{"^(a|ab)$":{"type":"null"}},"additionalProperties":false,"minProperties":1}]],
     [[{"type":"object","additionalProperties":{"type":"string"},"minProperties":2}]],
     [[{"type":"object","properties":{"a":{"type":"integer"},"b":{}},"required":["b"]}]],
     [[{"type":"object","patternProperties":{"^a":{"type":"integer"}},"additionalProperties":{"type":"null"}}]],
@@ -173,7 +175,7 @@ for _, name in ipairs { "SmolLM2-135M-Instruct.Q4_1.gguf", "qwen2.5-0.5b.gguf" }
     describe("masks are what is accepted, over the vocabulary of " .. name .. ",", function()
         local vocab = (not sanitized or name:find "^Smol") and real_vocab(name)
         if not vocab then return end
-        for _, i in ipairs { 1, 5, 7, 9, 12, 13, 16 } do
+        for _, i in ipairs { 1, 5, 7, 9, 12, 13, 18 } do
             it("under " .. SCHEMAS[i], function()
                 seed = i
                 walk(assert(grammar.compile { json = SCHEMAS[i] }), vocab, sanitized and 4 or 12, false)

@@ -119,6 +119,9 @@ describe("objects", function()
             { '{"a":"x","ab":1}', '{"ab":1,"b":2}', "{}" }, { '{"a":1}', '{"b":"x"}', [[{"\u0061":1}]] })
         check([[{"type":"object"}]], { '{"a":1,"b":{"a":1,"c":1}}' },
             { '{"a":1,"a":1}', [[{"a":1,"\u0061":2}]], '{"x":{"a":1,"b":2,"a":3}}' })
+        check([[{"type":"object","propertyNames":{"enum":["a","b"]},"minProperties":2}]], { '{"a":1,"b":2}' },
+            { '{"a":1}', '{"a":1,"a":1}', '{"a":1,"b":1,"c":1}' })
+        refused([[{"type":"object","propertyNames":{"enum":["a","b"]},"minProperties":3}]], "no finite text", "invalid")
         check([[{"type":"object","minProperties":3}]], { '{"a":1,"b":1,"c":1}' }, { '{"a":1,"b":1}', '{"a":1,"b":1,"a":1}' })
     end)
     it("have names of any kind", function()

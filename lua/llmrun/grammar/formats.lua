@@ -80,7 +80,7 @@ M.patterns = {
     ["uri-template"] = uri_reference,
     uuid = "[0-9A-Fa-f]{8}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{4}-[0-9A-Fa-f]{12}",
     ["json-pointer"] = pointer,
-    ["relative-json-pointer"] = "(?:0|[1-9][0-9]*)(?:#|" .. pointer .. ")",
+    ["relative-json-pointer"] = "(?:0|[1-9][0-9]?)(?:#|" .. pointer .. ")",
     regex = "[A-Za-z0-9 _-]*(?:\\[[A-Za-z0-9_]+\\][*+?]?)?",
 }
 

@@ -25,7 +25,7 @@ local Emit = {}
 Emit.__index = Emit
 
 local raise, check = refuse.raise, refuse.check
-local MAX_PLACES, MAX_UNIQUE, MAX_LISTED, MAX_PATTERNS = 20000, 8, 1000, 4
+local MAX_PLACES, MAX_UNIQUE, MAX_LISTED, MAX_NAMED, MAX_PATTERNS = 20000, 8, 1000, 100, 4
 
 -- A graph under construction: places are named by any key.
 local Graph = {}
@@ -198,7 +198,7 @@ local function other_locs(part, on)
 end
 
 -- Node of a member whose name is in no list, when the patterns `on` match it and the others of `list` do not.
-function Emit:other_member(c, declared, list, on, names)
+function Emit:other_member(c, declared, list, on, names, extra)
     local locs = {}
     for _, part in ipairs(c.parts) do
         for _, l in ipairs((other_locs(part, on))) do locs[#locs + 1] = l end
@@ -215,12 +215,18 @@ function Emit:other_member(c, declared, list, on, names)
         set = set and check(c.at, set:both(rest)) or rest
     end
     if set and check(c.at, set:is_empty()) then return nil end
+    local few = set and check(c.at, set:words(MAX_NAMED))
+    if few then
+        for _, name in ipairs(few) do extra[#extra + 1] = name end
+        return nil
+    end
     self.n_names = self.n_names + 1
     return self.b:seq { self.v:name(set, "names " .. self.n_names), self.v.colon, self:conjunction(locs) }
 end
 
--- Node of a member whose name is in no list; nil if there may be none.
-function Emit:others(c, declared)
+-- Node of a member whose name is in no list; nil if there may be none. Where only a few names are left they are put
+-- into extra instead.
+function Emit:others(c, declared, extra)
     local list = patterns_of(c)
     if #list > MAX_PATTERNS then
         raise("limit", "%s/patternProperties: more than %d patterns at one object", c.at, MAX_PATTERNS)
@@ -230,7 +236,7 @@ function Emit:others(c, declared)
     for bits = 0, (1 << #list) - 1 do
         local on = {}
         for i, p in ipairs(list) do on[p.text] = bits >> (i - 1) & 1 == 1 end
-        alts[#alts + 1] = self:other_member(c, declared, list, on, names)
+        alts[#alts + 1] = self:other_member(c, declared, list, on, names, extra)
     end
     return #alts > 0 and self.b:alt(alts) or nil
 end
@@ -307,9 +313,14 @@ function Emit:object(c)
     for name in pairs(c.forbidden) do -- not among the others either
         declared[#declared + 1] = name
     end
+    local extra = {}
+    local other = self:others(c, declared, extra)
+    if #extra > 0 then -- listed as well: they come in order, and run out by themselves
+        for _, name in ipairs(extra) do declared[#declared + 1] = name end
+        other = self:others(c, declared, {})
+    end
     local members = self:members(c, declared)
     if not members then return b:never() end
-    local other = self:others(c, declared)
     local lo, hi, sure = c.min_props or 0, c.max_props, 0
     for _, m in ipairs(members) do sure = sure + (m.required and 1 or 0) end
     if lo <= sure then lo = 0 end
