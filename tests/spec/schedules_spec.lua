@@ -79,16 +79,20 @@ local function one_schedule(path, kv_type, expected, number, seen)
     local engine, policy = m.engine, pick(random, POLICIES)
     m:use(policy)
     local which, active = {}, {}
-    for i = 1, 6 + random(6) do which[i] = random(#REQUESTS) end
+    for i = 1, 6 + random(6) do which[i] = random(number % 2 == 0 and #REQUESTS or 5) end
     local at, steps, forks = 1, 0, {}
     while at <= #which or #active > 0 do
         while at <= #which and random(3) == 1 do
             local i = which[at]
             local fork = forks[i] and random(2) == 1 and assert(forks[i]:fork()) or nil
             local r, seq = start(engine, REQUESTS[i], fork)
-            if not forks[i] and random(2) == 1 then forks[i] = assert(seq:fork()) end
             active[#active + 1] = { r = r, seq = seq, i = i }
             at = at + 1
+        end
+        local some = active[1] and active[random(#active)]
+        if some and not forks[some.i] and random(3) == 1 then -- in the middle of whatever it does
+            forks[some.i] = assert(some.seq:fork())
+            assert(forks[some.i]:truncate(#REQUESTS[some.i].prompt))
         end
         if random(40) == 1 and active[1] then active[random(#active)].r:cancel() end
         assert(engine:step())
