@@ -42,8 +42,12 @@ local function rating(s, question)
     return weight > 0 and sum / weight or 0
 end
 
+-- what llama-server takes for models whose file has no template
+local chatml = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    .. "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+
 local function begin(task, run)
-    local s = model:session()
+    local s = model:session { template = not model.chat:has_template() and chatml or nil }
     s:system(("Shift %d.\n%s"):format(run, table.concat(config.system, "\n\n")))
     return s:user(task:format(run))
 end
