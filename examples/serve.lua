@@ -3,10 +3,10 @@
 --
 --   llmrun examples/serve.lua [PORT] [MODEL]
 --
--- test-expect: triage: %l+, because .+
--- test-expect: For: .+
--- test-expect: Against: .+
--- test-expect: chat: .+
+-- test-expect: triage: %l+, because %C+
+-- test-expect: For:
+-- test-expect: Against:
+-- test-expect: chat: %C+
 -- test-expect: the client left after %d pieces; the engine holds 0 sequences
 
 local llm = require "llmrun"

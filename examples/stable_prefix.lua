@@ -7,8 +7,8 @@
 -- (volatile). Another order is an error that names the segment.
 --
 -- test-args: {smollm2}
--- test-expect: time first: +computed %d+ tokens, %d+ from the cache
--- test-expect: time last: +computed %d+ tokens, %d+ from the cache
+-- test-expect: time first: +computed +%d+ tokens, +%d+ from the cache
+-- test-expect: time last: +computed +%d+ tokens, +%d+ from the cache
 -- test-expect: [2-9]%.%d times less
 -- test-expect: error: .*segment 2: it is pinned, but stands behind segment 1, which is volatile
 
