@@ -225,21 +225,29 @@ double lr_stage_lse(const lr_logits *l, const lr_scratch *w)
 }
 
 /* Makes a list of the tokens that surely hold the probability p of the best, and not many more: sorting them is what
- * takes time. Those within d of the best are taken, d growing until they reach p, and then cut in slices. */
+ * takes time. Those within d of the best are taken, d growing until they reach p, and then cut in thin slices; a slice
+ * holds at least what its mean says of each of its tokens, as exp is convex. */
 static void narrow_to_mass(double p, double lse, lr_logits *l, lr_scratch *w)
 {
-    enum { SLICES = 64 };
+    enum { A_UNIT = 64, FAR = 96 };
+    double below[A_UNIT * FAR], margin = 1e-6; /* what the sums of single precision may be off */
+    int count[A_UNIT * FAR];
     float best = w->k->max(l->x, l->n_vocab);
-    for (float d = 3; d < 200; d *= 2) { /* 1e-6: what the sums of single precision may be off */
-        double mass[SLICES] = {0}, sum = 0;
-        int k = 0, n = w->k->compact_above(l->x, l->n_vocab, best - d, w->ids, l->n_vocab);
+    for (int d = 3; d <= FAR; d *= 2) {
+        int slices = A_UNIT * d, k = 0, n = w->k->compact_above(l->x, l->n_vocab, best - (float)d, w->ids, l->n_vocab);
+        double sum = 0;
+        memset(below, 0, (size_t)slices * sizeof *below);
+        memset(count, 0, (size_t)slices * sizeof *count);
         for (int i = 0; i < n; i++) {
-            float x = l->x[w->ids[i]], at = (best - x) * (SLICES / d);
-            mass[at >= 0 && at < SLICES ? (int)at : SLICES - 1] += (double)expf(x - (float)lse);
+            float y = best - l->x[w->ids[i]], at = y * A_UNIT;
+            int slice = at >= 0 && at < (float)slices ? (int)at : slices - 1;
+            below[slice] += (double)y;
+            count[slice]++;
         }
-        while (k < SLICES && sum < p + 1e-6) sum += mass[k++];
-        if (sum < p + 1e-6) continue;
-        lr_stage_narrow(l, w, k + 1 < SLICES ? best - d * (float)(k + 1) / SLICES : best - d);
+        for (; k < slices && sum < p + margin; k++)
+            if (count[k]) sum += count[k] * exp((double)best - below[k] / count[k] - lse);
+        if (sum < p + margin) continue;
+        lr_stage_narrow(l, w, best - (float)(k < slices ? k + 1 : k) / A_UNIT);
         return;
     }
     lr_stage_narrow(l, w, -INFINITY);
