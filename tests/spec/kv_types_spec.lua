@@ -47,6 +47,37 @@ describe("keys and values in few bits", function() -- B51
         end)
     end
 
+    it("write on as well after 600 tokens", function()
+        local n = sanitized and 60 or 600
+        local function open(kv_type)
+            return llm.load(find "smollm2", { ctx = 1024, kv = { type = kv_type, blocks = 64, prefix_cache = false } })
+        end
+        local judge <close> = open "f16"
+        local prompt = judge:tokenize("Once upon a time, in a town by the sea,", { bos = true })
+        -- what f16 thinks of a text, after its first half
+        local function surprise(ids)
+            local s <close> = judge:session()
+            s:append(ids)
+            local sum, from = 0, #ids - n // 2
+            for _, token in ipairs(s:score { from = from }) do sum = sum - token.logprob end
+            return sum / (#ids - from + 1)
+        end
+        local own
+        for _, kv_type in ipairs { "f16", "q8_0", "q4_0" } do
+            local model <close> = open(kv_type)
+            local s <close> = model:session()
+            s:append(prompt)
+            local r = s:gen { max_tokens = n, temperature = 0, ignore_eos = true }
+            assert.equal(n, #r.tokens)
+            local ids = table.move(prompt, 1, #prompt, 1, {})
+            for _, id in ipairs(r.tokens) do ids[#ids + 1] = id end
+            local found = surprise(ids)
+            own = own or found
+            print(("600 tokens with %s: %.3f nats a token"):format(kv_type, found))
+            assert.is_true(found < own + 0.5, ("%s: %.3f nats a token, f16's own %.3f"):format(kv_type, found, own))
+        end
+    end)
+
     it("do not depend on the block size, to the bit", function()
         for _, kv_type in ipairs { "q8_0", "q4_0" } do
             local want = score("smollm2", 150, kv_type, 16)
