@@ -69,8 +69,11 @@ static int make_pool(lr_draft *d, lr_error *err)
         if (tokens > 16384) tokens = c->context > 16384 ? c->context : 16384;
         c->kv_blocks = (int)((tokens + c->block_size - 1) / c->block_size) + 1;
     }
-    lr_kv_spec spec = {
-        .n_layers = m->n_kv_layers, .layers = m->kv_layers, .type = c->kv_type, .block_size = c->block_size};
+    lr_kv_spec spec = {.n_layers = m->n_kv_layers,
+                       .layers = m->kv_layers,
+                       .type = c->kv_type,
+                       .value_type = c->kv_type,
+                       .block_size = c->block_size};
     lr_kv_config kc = {.block_size = c->block_size,
                        .n_groups = m->n_groups,
                        .mover = {.user = m, .copy = mover_copy, .read = mover_read, .write = mover_write}};
