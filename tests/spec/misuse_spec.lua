@@ -1,24 +1,8 @@
 -- Wrong use of programs' calls: each is an error that names the call and the place, and nothing is broken afterwards.
 local llm = require "llmrun"
 
-local function raises(pattern, fn, ...)
-    local ok, err = pcall(fn, ...)
-    assert.is_false(ok)
-    assert.matches(pattern, tostring(err), 1, true)
-    return err
-end
-
-local function constant(o)
-    o = o or {}
-    o.next = o.next or function() return 65 end
-    return llm.scripted(o)
-end
-
-local function session(m, text)
-    local s = m:session()
-    s:append(text)
-    return s
-end
+local support = dofile "tests/spec/program_support.lua"
+local raises, constant, session = support.raises, support.constant, support.session
 
 describe("wrong use", function()
     local m, s

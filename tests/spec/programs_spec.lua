@@ -1,24 +1,8 @@
 -- What programs are made of: join, pins, tags, forks of a stream, first_valid, best_of, cancelling in mid-prefill.
 local llm = require "llmrun"
 
-local function raises(pattern, fn, ...)
-    local ok, err = pcall(fn, ...)
-    assert.is_false(ok)
-    assert.matches(pattern, tostring(err), 1, true)
-    return err
-end
-
-local function constant(o)
-    o = o or {}
-    o.next = o.next or function() return 65 end
-    return llm.scripted(o)
-end
-
-local function session(m, text)
-    local s = m:session()
-    s:append(text)
-    return s
-end
+local support = dofile "tests/spec/program_support.lua"
+local raises, constant, session = support.raises, support.constant, support.session
 
 local function rounds(n) for _ = 1, n do llm.sleep(0) end end
 
