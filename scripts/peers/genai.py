@@ -5,7 +5,6 @@ It reads the GGUF file and converts it; files with types or architectures that i
 scheduler runs without a prefix cache. A prompt's time is that of generating one token behind it; a step's time is what
 each further token adds.
 """
-import argparse
 import importlib.metadata
 import json
 import os
@@ -13,17 +12,11 @@ import random
 import statistics
 import time
 
+import arguments
+
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    ap.add_argument("-m", "--model", required=True, help="a GGUF file")
-    ap.add_argument("-t", "--threads", type=int, default=os.cpu_count())
-    ap.add_argument("--prefill", type=int, default=512, help="prompt tokens, one batch (default 512)")
-    ap.add_argument("--decode", type=int, default=64, help="single-token steps (default 64)")
-    ap.add_argument("--context", type=int, default=128, help="middle of the decode steps' context (default 128)")
-    ap.add_argument("--batch", type=int, default=0, help="sequences decoded together, instead of all else")
-    ap.add_argument("--reps", type=int, default=3, help="timed repetitions, the median is given (default 3)")
-    a = ap.parse_args()
+    a = arguments.parser(__doc__).parse_args()
 
     import numpy as np
     import openvino as ov

@@ -7,7 +7,6 @@ Only evaluation is timed: llama_decode up to the logits. A prompt of --prefill r
 fields of `llmrun bench --json`: model, prefill_tps, decode_tps, threads; and peer, system, buffers (where llama.cpp put
 the weights: CPU_REPACK and AMX mean its fast paths are on).
 """
-import argparse
 import ctypes
 import json
 import os
@@ -16,16 +15,11 @@ import statistics
 import sys
 import time
 
+import arguments
+
 
 def main():
-    ap = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    ap.add_argument("-m", "--model", required=True, help="a GGUF file")
-    ap.add_argument("-t", "--threads", type=int, default=os.cpu_count())
-    ap.add_argument("--prefill", type=int, default=512, help="prompt tokens, one batch (default 512)")
-    ap.add_argument("--decode", type=int, default=64, help="single-token steps (default 64)")
-    ap.add_argument("--context", type=int, default=128, help="middle of the decode steps' context (default 128)")
-    ap.add_argument("--batch", type=int, default=0, help="sequences decoded together, instead of all else")
-    ap.add_argument("--reps", type=int, default=3, help="timed repetitions, the median is given (default 3)")
+    ap = arguments.parser(__doc__)
     ap.add_argument("--no-flash", action="store_true", help="without flash attention")
     a = ap.parse_args()
 
