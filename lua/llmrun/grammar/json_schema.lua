@@ -180,28 +180,12 @@ local function patterns_of(c)
     return list
 end
 
--- Places of a part for a name that no part lists and that matches the patterns in `on`.
-local function other_locs(part, on)
-    local out = {}
-    if part.rest_of then
-        for _, p in ipairs(part.rest_of) do
-            local _, looked = other_locs(p, on)
-            if looked and not p.silent then return out, true end
-        end
-        return { part.additional }, true
-    end
-    for _, p in ipairs(part.patterns) do
-        if on[p.text] then out[#out + 1] = p.loc end
-    end
-    if #out == 0 and part.additional then out[1] = part.additional end
-    return out, #out > 0
-end
-
 -- Node of a member whose name is in no list, when the patterns `on` match it and the others of `list` do not.
 function Emit:other_member(c, declared, list, on, names, extra)
     local locs = {}
+    local function matches(p) return on[p.text] end
     for _, part in ipairs(c.parts) do
-        for _, l in ipairs((other_locs(part, on))) do locs[#locs + 1] = l end
+        for _, l in ipairs((self.schema.part_locs(part, nil, matches))) do locs[#locs + 1] = l end
     end
     if not self.schema:satisfiable(locs, 0) then return nil end
     local set = names

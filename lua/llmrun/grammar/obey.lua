@@ -92,29 +92,32 @@ function M:item_locs(c, i)
     return out
 end
 
--- Places of one part for a name; second result: whether the part looks at that name.
-local function part_locs(part, name)
+--- Places of one part for a name; second result: whether the part looks at that name. A name that no part lists is
+--- nil. matches(p) says whether the pattern p matches it.
+local function part_locs(part, name, matches)
     local out = {}
     if part.rest_of then
         for _, p in ipairs(part.rest_of) do
-            local _, looked = part_locs(p, name)
+            local _, looked = part_locs(p, name, matches)
             if looked and not p.silent then return out, true end
         end
         return { part.additional }, true
     end
-    if part.props[name] then out[1] = part.props[name] end
+    if name and part.props[name] then out[1] = part.props[name] end
     for _, p in ipairs(part.patterns) do
-        if p.regex:matches(name) then out[#out + 1] = p.loc end
+        if matches(p) then out[#out + 1] = p.loc end
     end
     if #out == 0 and part.additional then out[1] = part.additional end
     return out, #out > 0
 end
+M.part_locs = part_locs
 
 --- The conjunction that the property `name` of an object falls under.
 function M:member_locs(c, name)
     local out = {}
+    local function matches(p) return p.regex:matches(name) end
     for _, part in ipairs(c.parts) do
-        for _, l in ipairs((part_locs(part, name))) do out[#out + 1] = l end
+        for _, l in ipairs((part_locs(part, name, matches))) do out[#out + 1] = l end
     end
     return out
 end
