@@ -13,6 +13,7 @@ local model_path, rows_path, results_path = table.unpack(arg)
 local file = assert(core.gguf_open(model_path))
 local real = assert(file:vocab())
 local bytes = dofile "tests/spec/grammar_support.lua" ()
+local walk = dofile "tests/spec/grammar_walk.lua"
 local MAX_MODEL_TOKENS, MAX_BYTES = 150, 700
 
 -- A random number generator of our own, so that the texts are the same everywhere.
@@ -20,25 +21,6 @@ local seed = 1
 local function random(n)
     seed = (seed * 6364136223846793005 + 1442695040888963407)
     return (seed >> 33) % n + 1
-end
-
-local function by_bytes(g, text)
-    local m = assert(g:matcher(bytes))
-    for i = 1, #text do
-        if not m:accept_text(text:sub(i, i)) then return false end
-    end
-    return m:can_end()
-end
-
-local function by_tokens(g, text)
-    local m = assert(g:matcher(real))
-    for _, id in ipairs((assert(real:encode(text)))) do
-        local yes, err = m:in_mask(id)
-        if err then error(err) end
-        if not yes then return false end
-        assert(m:accept(id))
-    end
-    return m:can_end()
 end
 
 -- Ids of the tokens that bring a text to its end, best first.
@@ -83,8 +65,8 @@ local function examine(row)
     for i, t in ipairs(row.tests) do
         local v = { bytes = false, tokens = false }
         for _, text in ipairs(t.texts) do
-            v.bytes = v.bytes or by_bytes(g, text)
-            v.tokens = v.tokens or by_tokens(g, text)
+            v.bytes = v.bytes or walk.by_bytes(g, text)
+            v.tokens = v.tokens or walk.by_tokens(g, real, text)
         end
         r.verdicts[i] = v
     end

@@ -15,24 +15,8 @@ for i, name in ipairs { "SmolLM2-135M-Instruct.Q4_1.gguf", "qwen2.5-0.5b.gguf" }
     vocabs[#vocabs + 1] = file and file:vocab() or nil
 end
 
-local function by_bytes(g, text)
-    local m = assert(g:matcher(bytes))
-    for i = 1, #text do
-        if not m:accept_text(text:sub(i, i)) then return false end
-    end
-    return m:can_end()
-end
-
-local function by_tokens(g, vocab, text)
-    local m = assert(g:matcher(vocab))
-    for _, id in ipairs((assert(vocab:encode(text)))) do
-        local yes, err = m:in_mask(id)
-        if err then error(err) end
-        if not yes then return false end
-        assert(m:accept(id))
-    end
-    return m:can_end()
-end
+local walk = dofile "tests/spec/grammar_walk.lua"
+local by_bytes, by_tokens = walk.by_bytes, walk.by_tokens
 
 local function check(opts, yes, no)
     local g = assert(grammar.compile(type(opts) == "string" and { json = opts } or opts))
