@@ -117,22 +117,35 @@ int lr_kv_layer_type(int type, int layer);
 bool lr_kv_type_good(int type);
 
 /* One sequence's share of a batch: rows row .. row+n-1 are its tokens at positions pos .. pos+n-1. Their KV slots are
- * in blocks table[g][p / block_size], all positions before pos hold valid KV. */
+ * in blocks table[g][p / block_size], all positions before pos hold valid KV or get it by an echo. */
 typedef struct lr_batch_seq {
     int row, n;
     int pos;
     const int32_t *table[LR_KV_GROUPS];
 } lr_batch_seq;
 
+/* The keys and values of a row go to the slot of its position in another table as well. That is how a batch holds a
+ * tree of drafts: each branch is a sequence of its own, at the positions of its depths, whose table shares the blocks
+ * of what is committed and has blocks of its own behind; its ancestors, rows of other sequences of the batch, are
+ * echoed into them. So a row sees the committed tokens and its ancestors and nothing else, each at its position, and
+ * its result is that of the same path in a plain sequence, whatever kernels there are. In each layer all echoes are
+ * written before any row attends. Only for backends with `echoes`. */
+typedef struct lr_batch_echo {
+    int row;
+    const int32_t *table[LR_KV_GROUPS];
+} lr_batch_echo;
+
 typedef struct lr_batch {
     int n_rows;            /* <= max_rows of the plan */
     const int32_t *tokens; /* (n_rows) */
     int n_seqs;
     const lr_batch_seq *seqs; /* (n_seqs), rows ascending and without gaps */
-    int n_out;                /* rows whose logits are wanted */
-    const int32_t *out_rows;  /* (n_out) row numbers, ascending */
-    float *logits;            /* (n_out, vocab) result */
-    float *hidden;            /* (n_out, width of hidden) result, or NULL */
+    int n_echoes;
+    const lr_batch_echo *echoes; /* (n_echoes), rows ascending */
+    int n_out;                   /* rows whose logits are wanted */
+    const int32_t *out_rows;     /* (n_out) row numbers, ascending */
+    float *logits;               /* (n_out, vocab) result */
+    float *hidden;               /* (n_out, width of hidden) result, or NULL */
 } lr_batch;
 
 typedef struct lr_backend lr_backend;
@@ -159,6 +172,7 @@ typedef struct lr_backend_config {
 /* The operations of a device. Every member is required unless its comment says otherwise. */
 typedef struct lr_backend_ops {
     const char *name;
+    bool echoes; /* run knows what to do with a batch's echoes */
     void (*free)(lr_backend *);
     /* Prepares a weight. Linear weights are repacked for the matrix product; `embed` ones are also read row by row.
      * The tensor's data stays mapped and valid until the weight is freed. Safe to call from the engine thread only;

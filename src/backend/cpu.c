@@ -231,6 +231,7 @@ static const char *cpu_describe(const lr_backend *b) { return self(b)->text; }
 static const lr_backend_ops cpu_ops = {
     .name = "cpu",
     .free = cpu_free,
+    .echoes = true,
     .weight_new = cpu_weight_new,
     .weight_free = cpu_weight_free,
     .kv_new = cpu_kv_new,

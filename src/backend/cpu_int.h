@@ -116,8 +116,8 @@ struct lr_plan {
     int logits, hidden;
     char *work;
     size_t work_bytes;
-    int *row_pos, *row_seq; /* (max_rows) */
-    attn_tile *tiles;       /* (max_rows) */
+    int *row_pos, *row_seq, *row_echo; /* (max_rows) position, sequence, echoes before those of the row */
+    attn_tile *tiles;                  /* (max_rows) */
     int n_tiles;
     float *parts;  /* attention of long sequences in pieces: ATTN_PARTS floats */
     char *scratch; /* attention scratch, one a thread */

@@ -387,9 +387,10 @@ static int alloc_run_state(lr_plan *p, lr_error *err)
     p->parts = lr_alloc_aligned(ATTN_PARTS * sizeof *p->parts);
     p->row_pos = lr_calloc(rows, sizeof *p->row_pos);
     p->row_seq = lr_calloc(rows, sizeof *p->row_seq);
+    p->row_echo = lr_calloc(rows, sizeof *p->row_echo);
     p->tiles = lr_calloc(rows, sizeof *p->tiles);
     p->counters = lr_alloc_aligned((size_t)p->n_stages * sizeof *p->counters);
-    if (!p->scratch || !p->parts || !p->row_pos || !p->row_seq || !p->tiles || !p->counters)
+    if (!p->scratch || !p->parts || !p->row_pos || !p->row_seq || !p->row_echo || !p->tiles || !p->counters)
         return lr_fail(err, LR_ENOMEM, "no memory for the plan");
     return 0;
 }
@@ -487,6 +488,7 @@ void lr_cpu_plan_free(lr_backend *be, lr_plan *p)
     lr_free(p->stages);
     lr_free(p->row_pos);
     lr_free(p->row_seq);
+    lr_free(p->row_echo);
     lr_free(p->tiles);
     lr_free_aligned(p->work);
     lr_free_aligned(p->scratch);

@@ -30,18 +30,26 @@ static void rope_angles(const rope_table *t, int pos, float *cs)
     }
 }
 
-static void put_kv(const run_ctx *c, const plan_op *o, int r)
+static void put_kv_in(const run_ctx *c, const plan_op *o, int r, const int32_t *const *table)
 {
     const lr_plan *p = c->p;
     const lr_kv_store *kv = c->kv;
     const lr_kv_layer *l = &kv->layers[o->layer];
     int pos = p->row_pos[r];
-    int block = c->b->seqs[p->row_seq[r]].table[l->group][pos / kv->block_size];
+    int block = table[l->group][pos / kv->block_size];
     char *k = kv->base[l->group] + (size_t)block * kv->block_bytes[l->group] + kv->offset[o->layer];
     size_t w = (size_t)l->n_kv_heads * (size_t)l->head_dim;
     p->be->k->kv_put(p->ptr[o->in[0]] + (size_t)r * w, p->ptr[o->in[1]] + (size_t)r * w, o->center, l->n_kv_heads,
                      l->head_dim, kv->k_types[o->layer], kv->v_types[o->layer], kv->block_size, pos % kv->block_size, k,
                      k + kv->part[o->layer]);
+}
+
+static void put_kv(const run_ctx *c, const plan_op *o, int r)
+{
+    const lr_batch *b = c->b;
+    put_kv_in(c, o, r, b->seqs[c->p->row_seq[r]].table);
+    for (int i = c->p->row_echo[r]; i < b->n_echoes && b->echoes[i].row == r; i++)
+        put_kv_in(c, o, r, b->echoes[i].table);
 }
 
 static void norm_row(const lr_cpu_kernels *k, const plan_op *o, const float *x, float *y, int width)
@@ -353,6 +361,10 @@ static void run_thread(void *arg, int thread, int n_threads)
 static void lay_rows(lr_plan *p, const lr_batch *b)
 {
     p->n_tiles = 0;
+    for (int r = 0, i = 0; r < b->n_rows; r++) {
+        while (i < b->n_echoes && b->echoes[i].row < r) i++;
+        p->row_echo[r] = i;
+    }
     for (int s = 0; s < b->n_seqs; s++) {
         const lr_batch_seq *q = &b->seqs[s];
         for (int i = 0; i < q->n; i++) {

@@ -136,6 +136,10 @@ void lr_kv_table_truncate(lr_kv *, lr_kv_table *, int n);
 void lr_kv_table_trim(lr_kv *, lr_kv_table *);
 /* Lets go of all blocks (cached ones stay in the index); computed = 0. */
 void lr_kv_table_drop(lr_kv *, lr_kv_table *);
+/* Exchanges the entries from computed / block_size on of two tables of one namespace, the second of which began as a
+ * fork of the first: what t holds for its coming rows becomes other's, and the other way round. Each must have reserved
+ * what the other one holds. */
+void lr_kv_table_swap(lr_kv *, lr_kv_table *t, lr_kv_table *other);
 /* Blocks held in a group. */
 int lr_kv_table_held(const lr_kv_table *, int group);
 /* Bytes that lr_kv_table_read writes: the contents of all held blocks, group by group, in table order. */

@@ -381,6 +381,21 @@ void lr_kv_table_truncate(lr_kv *kv, lr_kv_table *t, int n)
     }
 }
 
+void lr_kv_table_swap(lr_kv *kv, lr_kv_table *t, lr_kv_table *other)
+{
+    int from = t->computed / kv->cfg.block_size;
+    for (int g = 0; g < kv->cfg.n_groups; g++) {
+        int n = t->n[g], m = other->n[g];
+        for (int i = from; i < n || i < m; i++) {
+            int32_t b = i < n ? t->block[g][i] : -1;
+            if (i < m) t->block[g][i] = other->block[g][i];
+            if (i < n) other->block[g][i] = b;
+        }
+        t->n[g] = m > from ? m : from;
+        other->n[g] = n > from ? n : from;
+    }
+}
+
 /* ---- contents to host memory and back ---- */
 
 int lr_kv_table_held(const lr_kv_table *t, int g) { return t->n[g] - t->first[g]; }

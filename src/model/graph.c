@@ -517,6 +517,7 @@ int lr_graph_finish(lr_graph *g, int logits, int hidden, const lr_graph_info *in
     m->n_vocab = n_vocab;
     m->n_embd = hidden >= 0 ? g->width[hidden] : 0;
     m->n_ctx = info->n_ctx;
+    m->echoes = g->be->ops->echoes;
     m->fingerprint = info->fingerprint;
     m->vocab = lr_vocab_ref(info->vocab);
     snprintf(m->name, sizeof m->name, "%s", info->name ? info->name : "model");

@@ -37,6 +37,7 @@ struct lr_model {
     lr_kv_layer *kv_layers;   /* (n_kv_layers) owned */
     int n_groups;             /* KV block groups in use */
     int window[LR_KV_GROUPS]; /* positions a layer of the group looks back over; 0 = all */
+    bool echoes;              /* forward knows echoes (lr_batch_echo): drafts may be trees */
     uint64_t fingerprint;     /* of file and graph: ties snapshots to the model */
     lr_vocab *vocab;          /* a reference, never NULL */
     char name[128];

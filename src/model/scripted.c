@@ -57,9 +57,9 @@ static int start(lr_model *m, const lr_kv_spec *spec, int max_rows, int max_out,
     return 0;
 }
 
-static int32_t *slot_of(const scripted *s, const lr_batch_seq *q, int g, int pos)
+static int32_t *slot_of(const scripted *s, const int32_t *const *table, int g, int pos)
 {
-    return &s->ids[g][(size_t)q->table[g][pos / s->block_size] * (size_t)s->block_size + (size_t)(pos % s->block_size)];
+    return &s->ids[g][(size_t)table[g][pos / s->block_size] * (size_t)s->block_size + (size_t)(pos % s->block_size)];
 }
 
 /* Copies the ids of positions from .. to - 1 out of group g's blocks. */
@@ -68,7 +68,7 @@ static void gather(scripted *s, const lr_batch_seq *q, int g, int from, int to)
     while (from < to) {
         int n = s->block_size - from % s->block_size;
         if (n > to - from) n = to - from;
-        memcpy(s->gather + from, slot_of(s, q, g, from), (size_t)n * sizeof *s->gather);
+        memcpy(s->gather + from, slot_of(s, q->table, g, from), (size_t)n * sizeof *s->gather);
         from += n;
     }
 }
@@ -112,10 +112,17 @@ static int forward(lr_model *m, const lr_batch *b, lr_error *err)
     for (int i = 0; i < b->n_seqs; i++) {
         const lr_batch_seq *q = &b->seqs[i];
         for (int g = 0; g < m->n_groups; g++) {
-            for (int r = 0; r < q->n; r++) *slot_of(s, q, g, q->pos + r) = b->tokens[q->row + r];
+            for (int r = 0; r < q->n; r++) *slot_of(s, q->table, g, q->pos + r) = b->tokens[q->row + r];
         }
     }
     const lr_batch_seq *q = b->seqs;
+    for (int i = 0; i < b->n_echoes; i++) {
+        int row = b->echoes[i].row;
+        while (row >= q->row + q->n) q++;
+        for (int g = 0; g < m->n_groups; g++)
+            *slot_of(s, b->echoes[i].table, g, q->pos + row - q->row) = b->tokens[row];
+    }
+    q = b->seqs;
     for (int i = 0; i < b->n_out; i++) {
         int row = b->out_rows[i];
         while (row >= q->row + q->n) q++;
@@ -183,6 +190,7 @@ int lr_scripted_new(lr_model **out, const lr_scripted_config *cfg, lr_error *err
                       .kv_layers = s->layers,
                       .n_groups = groups,
                       .window = {0, cfg->window},
+                      .echoes = true,
                       .fingerprint = 0x5c819ed000000000u ^ (uint64_t)cfg->n_vocab << 20 ^ (uint64_t)cfg->window,
                       .vocab = lr_vocab_ref(cfg->vocab),
                       .name = "scripted"};

@@ -74,6 +74,29 @@ static void test_window_group(void **state)
     lr_model_free(m);
 }
 
+/* A trunk of two rows and a branch off its first one, whose row is echoed to the branch's block. */
+static void test_branch(void **state)
+{
+    lr_model *m = started(0, NULL);
+    int32_t t[] = {3, 4, 5, 6}, batch[] = {7, 8, 9}, table[] = {6, 1}, branch[] = {6, 2}, outs[] = {2};
+    float x[FX_VOCAB];
+    lr_error err;
+    assert_int_equal(run(m, t, 4, 0, table, NULL, x, &err), 0);
+    lr_batch_seq s[] = {{.row = 0, .n = 2, .pos = 4, .table = {table}},
+                        {.row = 2, .n = 1, .pos = 5, .table = {branch}}};
+    lr_batch_echo echo = {.row = 0, .table = {branch}};
+    lr_batch b = {.n_rows = 3, .tokens = batch, .n_seqs = 2, .seqs = s, .n_out = 1, .out_rows = outs, .logits = x};
+    assert_int_equal(m->ops->forward(m, &b, &err), LR_ESTATE); /* nobody wrote its ancestor there */
+    b.n_echoes = 1;
+    b.echoes = &echo;
+    assert_true(m->echoes);
+    assert_int_equal(m->ops->forward(m, &b, &err), 0);
+    int32_t path[] = {3, 4, 5, 6, 7, 9};
+    assert_int_equal(n_seen, 6);
+    assert_memory_equal(seen, path, sizeof path);
+    lr_model_free(m);
+}
+
 static void test_failing_row(void **state)
 {
     int bad = 3;
@@ -106,10 +129,8 @@ static void test_config(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_sees_the_tables),
-        cmocka_unit_test(test_window_group),
-        cmocka_unit_test(test_failing_row),
-        cmocka_unit_test(test_config),
+        cmocka_unit_test(test_sees_the_tables), cmocka_unit_test(test_window_group), cmocka_unit_test(test_branch),
+        cmocka_unit_test(test_failing_row),     cmocka_unit_test(test_config),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
