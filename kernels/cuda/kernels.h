@@ -1,0 +1,251 @@
+/* kernels.h - the CUDA kernels as C sees them: one launcher an operation.
+ *
+ * A launcher puts its kernels on `stream` and returns at once: cudaSuccess, cudaErrorInvalidValue for arguments that it
+ * does not serve (nothing is launched then), or what the launch said. It allocates nothing and copies nothing from the
+ * host, so that it can be captured in a graph: sizes that go by value set only the grid, and what changes from step to
+ * step (positions, tables, tokens, masks) lies in device memory. All pointers are device pointers unless a comment says
+ * "host". Device arrays are aligned to 16 bytes, and rows of values (rows, width) are float32, row-major and without
+ * gaps, unless told otherwise.
+ *
+ * A row whose seq is < 0 is padding (a graph's bucket is larger than the batch): it is skipped, its outputs are left as
+ * they were or filled with finite nonsense, never read by others.
+ *
+ * Promise 1: every sum of a row is taken in an order that depends on that row alone (its position and the shapes of the
+ * model), whatever the number of rows, tiles, blocks and splits. No float is ever added by an atomic.
+ */
+#ifndef LR_KERNELS_CUDA_H
+#define LR_KERNELS_CUDA_H
+#include <cuda_runtime_api.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* Once a process and device, before anything else: raises the kernels' limits of shared memory. */
+cudaError_t lr_cu_init(void);
+
+/* ---- rows as the matrix product takes them ---- */
+
+typedef enum lr_cu_form {
+    LR_CU_F32,  /* (m, k) float: the same values */
+    LR_CU_BF16, /* (m, k) bfloat16, rounded to nearest even; also what cublasGemmEx takes */
+    LR_CU_F16,  /* (m, k) half x 2^e, then (m) float 2^-e, e a row: the largest value lies in [2^13, 2^14) */
+    LR_CU_INT8, /* (m, k) int8, then (m, k/32) float scale: x ~ scale * q, q = -127..127; k a multiple of 32 */
+    LR_CU_FORMS,
+} lr_cu_form;
+
+/* Bytes of m packed rows (the parts are padded to 16 bytes, in the order above). */
+size_t lr_cu_rows_bytes(lr_cu_form, int m, int k);
+
+/* Where a row operation puts its result: either or both. packed is lr_cu_rows_bytes(form, m, width) large. */
+typedef struct lr_cu_out {
+    float *f32; /* (m, width), or NULL */
+    void *packed;
+    lr_cu_form form; /* of packed; ignored where that is NULL */
+} lr_cu_out;
+
+/* x (m, k) -> out. */
+cudaError_t lr_cu_rows(const float *x, int m, int k, lr_cu_out out, cudaStream_t);
+
+/* ---- products with weights: y = x w^T + bias ---- */
+
+/* A weight as it lies in the file: n rows of k values of `type` (lr_dtype), row_bytes apart (a multiple of 2; of 4 for
+ * F32), the first aligned to 16 bytes. k is a multiple of the type's block. 16 readable bytes follow the last row. */
+typedef struct lr_cu_weight {
+    const void *data;
+    int type, n, k;
+    size_t row_bytes;
+} lr_cu_weight;
+
+typedef enum lr_cu_math {
+    LR_CU_EXACT, /* one order for any number of rows: tensor cores, half precision products (bfloat16 for BF16 weights),
+                  * float32 sums; k is cut by (n, k) alone */
+    LR_CU_FAST,  /* as EXACT for more than 8 rows; up to 8 rows of quantized weights go through 8-bit activations and
+                  * integer products, the fastest when the weights come from memory. A row's bits are one of two */
+    LR_CU_REF,   /* float32 activations and exact weights, one order for any number of rows; slow */
+} lr_cu_math;
+
+bool lr_cu_weight_good(int type); /* is there a product for this type? */
+/* The form that lr_cu_linear takes the rows in, for m rows. */
+lr_cu_form lr_cu_linear_form(lr_cu_math, int type, int m);
+/* Bytes of workspace; the most for any number of rows up to m. */
+size_t lr_cu_linear_work(lr_cu_math, int type, int n, int k, int m);
+/* x: m rows in lr_cu_linear_form(math, w->type, m). bias (n) or NULL. y (m, n). add: y += instead of y =, after the
+ * sum (one rounding more: the residual's). work is aligned to 16 bytes and used by one product at a time. */
+cudaError_t lr_cu_linear(lr_cu_math, const lr_cu_weight *w, const void *x, int m, const float *bias, bool add, float *y,
+                         void *work, cudaStream_t);
+/* All of w as bfloat16 (n, k), for cuBLAS. */
+cudaError_t lr_cu_dequant(const lr_cu_weight *w, uint16_t *out, cudaStream_t);
+/* y (m, n) += bias (n): behind cuBLAS. */
+cudaError_t lr_cu_bias(float *y, const float *bias, int m, int n, cudaStream_t);
+
+/* ---- rows ---- */
+
+/* out[r] = w[tokens[r]] * scale; rows with a token outside 0..n-1 become zeros. */
+cudaError_t lr_cu_embed(const lr_cu_weight *w, const int32_t *tokens, int m, float scale, lr_cu_out out, cudaStream_t);
+
+typedef struct lr_cu_norm {
+    const float *w;    /* (width) or (group), or NULL for ones */
+    const float *bias; /* as w, or NULL; layer norm only */
+    int width, group;  /* group divides width; w has `group` values where that is smaller (a head), repeated */
+    float eps;
+    bool layer_norm;
+} lr_cu_norm;
+
+/* sum = x + add (when add is not NULL; sum may be x, add or NULL), out = norm of it. */
+cudaError_t lr_cu_norm_rows(const lr_cu_norm *, const float *x, const float *add, float *sum, int m, lr_cu_out out,
+                            cudaStream_t);
+
+/* Elementwise over m rows of `width`; out.f32 may be an input. act: lr_act. */
+cudaError_t lr_cu_add(const float *a, const float *b, int m, int width, lr_cu_out out, cudaStream_t);
+cudaError_t lr_cu_mul(const float *a, const float *b, int m, int width, lr_cu_out out, cudaStream_t);
+cudaError_t lr_cu_act(int act, const float *x, int m, int width, lr_cu_out out, cudaStream_t);
+/* act(gate) * up */
+cudaError_t lr_cu_glu(int act, const float *gate, const float *up, int m, int width, lr_cu_out out, cudaStream_t);
+cudaError_t lr_cu_scale(const float *x, float scale, int m, int width, lr_cu_out out, cudaStream_t);
+/* scale * tanh(x / scale) */
+cudaError_t lr_cu_softcap(const float *x, float scale, int m, int width, lr_cu_out out, cudaStream_t);
+/* out[i] = x[rows[i]], i < m; a row < 0 gives zeros. */
+cudaError_t lr_cu_gather(const float *x, const int32_t *rows, int m, int width, lr_cu_out out, cudaStream_t);
+
+/* ---- positions, keys and values ---- */
+
+/* The batch as the kernels see it: a row's sequence, position and place in the KV. */
+typedef struct lr_cu_rows_at {
+    int n_rows;
+    const int32_t *seq;   /* (n_rows) index into table_at; -1 = padding */
+    const int32_t *pos;   /* (n_rows) position, for rotation and windows */
+    const int32_t *slot;  /* (n_rows) KV slot of the row in its sequence; the same as pos but for trees */
+    const int32_t *table; /* block numbers of all sequences (of the layer's group) */
+    const int32_t
+        *table_at; /* (seqs) where a sequence's own begin: slot s is in block table[table_at[seq] + s / size] */
+    /* Trees of drafts: row r sees slots below tree_at[r], and slot tree_at[r] + i where bit i of its tree_words words
+     * at tree_bits + r * tree_words is set (its ancestors and itself). tree_at[r] < 0, or tree_at NULL: all slots up to
+     * its own. */
+    const int32_t *tree_at;
+    const uint32_t *tree_bits;
+    int tree_words;
+} lr_cu_rows_at;
+
+/* fp8 keys and values: not a file format, so no lr_dtype of its own */
+#define LR_CU_E4M3 60
+
+/* Keys or values of one layer. Block b begins at base + b * block_stride and holds (n_kv_heads, block_size, head_dim)
+ * values; Q8_0 is int8 values in that order and then half scales (n_kv_heads, block_size, head_dim / 32), the first of
+ * them at a multiple of 16 bytes. */
+typedef struct lr_cu_kv_part {
+    void *base;
+    size_t block_stride; /* bytes, a multiple of 16 */
+    int type;            /* LR_F32, LR_F16, LR_BF16, LR_Q8_0, LR_CU_E4M3 */
+} lr_cu_kv_part;
+
+typedef struct lr_cu_kv {
+    lr_cu_kv_part k, v;                   /* of one type */
+    int n_kv_heads, head_dim, block_size; /* block_size 1..256; head_dim 2..256, even; of 32 for Q8_0 */
+} lr_cu_kv;
+
+/* Bytes of one block's keys (or values), a multiple of 16; 0 for a type that can't be. */
+size_t lr_cu_kv_bytes(int type, int n_kv_heads, int head_dim, int block_size);
+
+/* As lr_rope, with the angles' frequencies made by lr_cu_rope_freq and kept on the device. */
+typedef struct lr_cu_rope {
+    int n_heads, head_dim, n_rot;
+    bool interleaved;
+    float attn_scale;
+    const float *freq; /* (n_rot / 2) */
+} lr_cu_rope;
+
+/* Host: freq[i] = freq_scale * base^(-2i/n_rot) / factors[i], in double, rounded once; factors (host) or NULL. */
+void lr_cu_rope_freq(float base, float freq_scale, const float *factors, int n_rot, float *freq);
+
+/* x (rows, n_heads * head_dim) -> out.f32; the same place or another. */
+cudaError_t lr_cu_rope_rows(const lr_cu_rope *, const float *x, const lr_cu_rows_at *, float *out, cudaStream_t);
+/* Writes keys and values (rows, n_kv_heads * head_dim) to the rows' slots. */
+cudaError_t lr_cu_kv_put(const lr_cu_kv *, const float *k, const float *v, const lr_cu_rows_at *, cudaStream_t);
+/* All of it at once: q (rotated by rq, to q_out), k (rotated by rk) and v into the KV. rq or rk NULL: not rotated; q
+ * may be NULL. Optional norms of each head come first: w (head_dim), no bias, no residual. */
+cudaError_t lr_cu_rope_kv(const lr_cu_rope *rq, const lr_cu_rope *rk, const lr_cu_norm *nq, const lr_cu_norm *nk,
+                          const float *q, const float *k, const float *v, float *q_out, int n_heads, const lr_cu_kv *,
+                          const lr_cu_rows_at *, cudaStream_t);
+
+/* Copies n whole blocks inside the store, block_bytes (a multiple of 16) each: src[i] -> dst[i] (device arrays). */
+cudaError_t lr_cu_kv_copy(void *base, size_t block_bytes, const int32_t *dst, const int32_t *src, int n, cudaStream_t);
+
+/* ---- attention ---- */
+
+#define LR_CU_CHUNK 256 /* positions that are summed by themselves; chunks are joined in ascending order */
+
+typedef struct lr_cu_attn {
+    int n_heads;
+    float scale, softcap; /* softcap 0 = none */
+    int window;           /* 0 = all */
+    const float *sinks;   /* (n_heads) or NULL */
+} lr_cu_attn;
+
+/* Rows of one sequence, consecutive, that share a pass over its keys. */
+typedef struct lr_cu_tile {
+    int32_t row, n;
+} lr_cu_tile;
+
+/* Host: the most rows a tile of `wide` attention may have, at least 1. */
+int lr_cu_attn_tile_rows(int n_heads, int n_kv_heads, bool wide);
+/* Bytes of workspace for n_rows rows over contexts of up to max_slots. */
+size_t lr_cu_attn_work(int n_rows, int n_heads, int head_dim, int max_slots);
+/* out (rows, n_heads * head_dim) = attention of q over the KV of the rows' sequences. tiles: n_tiles of them (n = 0:
+ * none), that cover each row once; NULL: each row is one (n_tiles = n_rows). wide: tiles of up to
+ * lr_cu_attn_tile_rows(.., true) rows, for prompts; else up to those of false, for decoding. max_slots: the grid
+ * reaches over slots 0 .. max_slots-1; a row's bits depend on neither. A row that sees nothing gives zeros. */
+cudaError_t lr_cu_attn_rows(const lr_cu_attn *, const lr_cu_kv *, const float *q, const lr_cu_rows_at *,
+                            const lr_cu_tile *tiles, int n_tiles, bool wide, int max_slots, lr_cu_out out, void *work,
+                            cudaStream_t);
+
+/* ---- from logits to tokens ---- */
+
+/* What happens to a row, in this order: bias and penalties, mask, temperature (first or last), top_k, top_p, min_p, the
+ * draw. The draw's number is lr_sample_uniform(seed, position, 0), the same as on the host. */
+typedef struct lr_cu_sample {
+    float temperature;  /* <= 0: arg max */
+    int32_t top_k;      /* <= 0: off */
+    float top_p, min_p; /* >= 1, <= 0: off */
+    float repetition;   /* 1: off */
+    float presence, frequency;
+    int32_t temperature_last; /* 1: behind top_k, top_p and min_p */
+    int32_t edit_at, n_edits; /* its entries in `edits` */
+    int32_t mask;             /* its row in `masks`, -1: none */
+    int32_t row;              /* of logits; < 0: nothing to do */
+    uint64_t seed, position;
+} lr_cu_sample;
+
+/* A token that a row's logits are changed for; ids are distinct within a row. */
+typedef struct lr_cu_edit {
+    int32_t id;
+    int32_t count; /* times generated: presence and frequency; 0 = they don't apply */
+    int32_t seen;  /* 1: repetition applies */
+    float bias;    /* added first */
+} lr_cu_edit;
+
+enum { LR_CU_DRAWN, LR_CU_NOT_FINITE, LR_CU_NONE_LEFT, LR_CU_TO_HOST };
+
+typedef struct lr_cu_drawn {
+    int32_t token; /* -1 unless DRAWN */
+    int32_t status;
+    float logprob; /* of the token, from the raw row's full softmax */
+    float top;     /* the raw row's best logit */
+} lr_cu_drawn;
+
+#define LR_CU_CAND 1024 /* what top_k can be; a top_p or min_p that needs more of the row says TO_HOST */
+
+/* Draws n tokens. logits (rows, n_vocab) stay as they are; each entry uses its own row of `work`,
+ * lr_cu_sample_work(n, n_vocab) bytes. masks: rows of (n_vocab + 31) / 32 words, bit set = allowed. */
+size_t lr_cu_sample_work(int n, int n_vocab);
+cudaError_t lr_cu_sample_rows(const float *logits, int n_vocab, const lr_cu_sample *, int n, const lr_cu_edit *edits,
+                              const uint32_t *masks, lr_cu_drawn *out, void *work, cudaStream_t);
+/* Token of entry i into tokens[at[i]] (at[i] < 0: nowhere): the next step's input without a visit to the host. */
+cudaError_t lr_cu_feed(const lr_cu_drawn *, const int32_t *at, int n, int32_t *tokens, cudaStream_t);
+
+#ifdef __cplusplus
+}
+#endif
+#endif
