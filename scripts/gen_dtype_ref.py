@@ -1,11 +1,14 @@
 #!/usr/bin/env python3
-"""Writes tests/data/gguf/dtype.bin: golden data for lr_dtype_to_f32.
+"""Writes tests/data/gguf/dtype.bin and encode.bin: golden data for lr_dtype_to_f32 and lr_dtype_from_f32.
 
 Blocks of random bytes and their values as the `gguf` Python package (gguf.quants, NumPy) dequantizes them. Needs
 `pip install gguf`. Little-endian; the file is "LRDT" and then records of
     u32 type, u32 number of values, u32 number of bytes, the bytes, the values as f32.
 Of each type, half of the blocks are raw random bytes (infinite and NaN scales among them); the other half have every
 half-precision scale replaced by one of ordinary size.
+
+encode.bin is "LRDE", u32 number of values, the values as f32, and then, for each type that the package can write,
+    u32 type, u32 number of bytes, the bytes.
 """
 import struct
 import sys
@@ -20,6 +23,24 @@ SCALES = {
     T.Q4_0: [0], T.Q4_1: [0, 2], T.Q5_0: [0], T.Q5_1: [0, 2], T.Q8_0: [0], T.IQ4_NL: [0],
     T.Q2_K: [80, 82], T.Q3_K: [108], T.Q4_K: [0, 2], T.Q5_K: [0, 2], T.Q6_K: [208], T.IQ4_XS: [0],
 }
+
+
+# types that the package writes; it has no way back to super-blocks
+WRITTEN = [T.F16, T.BF16, T.Q4_0, T.Q4_1, T.Q5_0, T.Q5_1, T.Q8_0, T.MXFP4]
+
+
+def encode(path):
+    rng = np.random.default_rng(20261)
+    n = 512
+    x = np.concatenate([
+        rng.normal(0, 0.02, n), rng.standard_t(3, n), np.round(rng.normal(0, 3, n)), rng.normal(5, 0.1, n),
+        np.where(rng.random(n) < 0.9, 0, rng.normal(0, 1, n)), np.zeros(64), rng.normal(0, 1e-6, 64), [-1.0] * 64,
+    ]).astype("<f4")
+    with open(path, "wb") as f:
+        f.write(b"LRDE" + struct.pack("<I", x.size) + x.tobytes())
+        for t in WRITTEN:
+            raw = np.ascontiguousarray(quants.quantize(x.reshape(1, -1), t)).view(np.uint8).reshape(-1)
+            f.write(struct.pack("<II", int(t), raw.size) + raw.tobytes())
 
 
 def main(path):
@@ -44,4 +65,6 @@ def main(path):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "tests/data/gguf/dtype.bin")
+    folder = sys.argv[1] if len(sys.argv) > 1 else "tests/data/gguf"
+    main(folder + "/dtype.bin")
+    encode(folder + "/encode.bin")

@@ -6,6 +6,7 @@
  * own small integer scale, times one or two half-precision scales of the whole block.
  */
 #include "base/dtype.h"
+#include "base/encode_int.h"
 #include <assert.h>
 #include <string.h>
 #include <strings.h>
@@ -13,7 +14,7 @@
 static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "weights are read in place as little-endian");
 
 /* The codebook of IQ4_NL and IQ4_XS, and of MXFP4 (E2M1, doubled). */
-static const int8_t iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
+const signed char lr_iq4_values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 static const int8_t e2m1_doubled[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
 static const struct {
@@ -146,8 +147,8 @@ static void iq4_nl(const uint8_t *p, float *y)
 {
     float d = half_at(p);
     for (int j = 0; j < 16; j++) {
-        y[j] = d * (float)iq4_values[p[2 + j] & 15];
-        y[j + 16] = d * (float)iq4_values[p[2 + j] >> 4];
+        y[j] = d * (float)lr_iq4_values[p[2 + j] & 15];
+        y[j + 16] = d * (float)lr_iq4_values[p[2 + j] >> 4];
     }
 }
 
@@ -261,8 +262,8 @@ static void iq4_xs(const uint8_t *p, float *y)
         float ds = d * (float)(s - 32);
         const uint8_t *q = p + 8 + 16 * k;
         for (int j = 0; j < 16; j++) {
-            y[32 * k + j] = ds * (float)iq4_values[q[j] & 15];
-            y[32 * k + j + 16] = ds * (float)iq4_values[q[j] >> 4];
+            y[32 * k + j] = ds * (float)lr_iq4_values[q[j] & 15];
+            y[32 * k + j + 16] = ds * (float)lr_iq4_values[q[j] >> 4];
         }
     }
 }

@@ -30,7 +30,7 @@ static int gguf_close(lua_State *L)
     return 0;
 }
 
-static lr_gguf *check_gguf(lua_State *L, int idx)
+lr_gguf *lr_lua_check_gguf(lua_State *L, int idx)
 {
     return ((gguf_ud *)lr_lua_check_open(L, idx, GGUF, "gguf file"))->g;
 }
@@ -106,7 +106,7 @@ static void push_value(lua_State *L, const lr_gguf_kv *kv)
 /* g:get(key) -> value, type name ("u32", "array" ...) or nil */
 static int gguf_get(lua_State *L)
 {
-    const lr_gguf_kv *kv = lr_gguf_find(check_gguf(L, 1), luaL_checkstring(L, 2));
+    const lr_gguf_kv *kv = lr_gguf_find(lr_lua_check_gguf(L, 1), luaL_checkstring(L, 2));
     if (!kv) return 0;
     push_value(L, kv);
     lua_pushstring(L, lr_kv_type_name(kv->type));
@@ -116,7 +116,7 @@ static int gguf_get(lua_State *L)
 /* g:keys() -> list of {key=, type=, count= (arrays)} in file order */
 static int gguf_keys(lua_State *L)
 {
-    lr_gguf *g = check_gguf(L, 1);
+    lr_gguf *g = lr_lua_check_gguf(L, 1);
     lua_createtable(L, (int)lr_gguf_n_kv(g), 0);
     for (size_t i = 0; i < lr_gguf_n_kv(g); i++) {
         const lr_gguf_kv *kv = lr_gguf_kv_at(g, i);
@@ -137,7 +137,7 @@ static int gguf_keys(lua_State *L)
 /* g:tensors() -> list of {name=, type=, shape={...}, bytes=} in file order */
 static int gguf_tensors(lua_State *L)
 {
-    lr_gguf *g = check_gguf(L, 1);
+    lr_gguf *g = lr_lua_check_gguf(L, 1);
     lua_createtable(L, (int)lr_gguf_n_tensors(g), 0);
     for (size_t i = 0; i < lr_gguf_n_tensors(g); i++) {
         const lr_gguf_tensor *t = lr_gguf_tensor_at(g, i);
@@ -162,7 +162,7 @@ static int gguf_tensors(lua_State *L)
 /* g:info() -> {version=, bytes=, shards={paths}, fingerprint=} */
 static int gguf_info(lua_State *L)
 {
-    lr_gguf *g = check_gguf(L, 1);
+    lr_gguf *g = lr_lua_check_gguf(L, 1);
     lua_createtable(L, 0, 4);
     lua_pushinteger(L, lr_gguf_version(g));
     lua_setfield(L, -2, "version");
@@ -184,10 +184,19 @@ static int gguf_vocab(lua_State *L)
 {
     lr_error err;
     lr_vocab *v;
-    lr_gguf *g = check_gguf(L, 1);
+    lr_gguf *g = lr_lua_check_gguf(L, 1);
     if (lr_gguf_vocab(g, &v, &err)) return lr_lua_fail(L, &err);
     lr_lua_push_vocab(L, v);
     lr_vocab_unref(v);
+    return 1;
+}
+
+/* g:bytes(name) -> a tensor's data as they lie in the file; nil if there is none of that name */
+static int gguf_bytes(lua_State *L)
+{
+    const lr_gguf_tensor *t = lr_gguf_find_tensor(lr_lua_check_gguf(L, 1), luaL_checkstring(L, 2));
+    if (!t) return 0;
+    lua_pushlstring(L, t->data, t->size);
     return 1;
 }
 
@@ -216,7 +225,7 @@ static lr_compute check_compute(lua_State *L, const char *s)
 static int graph_new(lua_State *L)
 {
     lr_error err;
-    lr_gguf *g = check_gguf(L, 1);
+    lr_gguf *g = lr_lua_check_gguf(L, 1);
     lua_Integer threads = lr_lua_opt_int(L, 2, "threads", 0);
     if (threads < 0 || threads > INT32_MAX) {
         lr_fail(&err, LR_EINVAL, "threads = %lld is out of range", (long long)threads);
@@ -403,9 +412,9 @@ static int graph_finish(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg gguf_methods[] = {{"get", gguf_get},   {"keys", gguf_keys},   {"tensors", gguf_tensors},
-                                        {"info", gguf_info}, {"vocab", gguf_vocab}, {"close", gguf_close},
-                                        {NULL, NULL}};
+static const luaL_Reg gguf_methods[] = {{"get", gguf_get},     {"keys", gguf_keys},   {"tensors", gguf_tensors},
+                                        {"info", gguf_info},   {"vocab", gguf_vocab}, {"bytes", gguf_bytes},
+                                        {"close", gguf_close}, {NULL, NULL}};
 static const luaL_Reg graph_methods[] = {{"shape", graph_shape},
                                          {"width", graph_width},
                                          {"embed", graph_embed},

@@ -32,6 +32,10 @@ struct lr_model *lr_lua_check_model(lua_State *L, int idx);
 /* Pushes a table of what a model is: see lua_model.c. */
 void lr_lua_push_model_info(lua_State *L, const struct lr_model *m);
 
+/* The GGUF file at idx; raises if it is none or closed (lua_graph.c). */
+struct lr_gguf;
+struct lr_gguf *lr_lua_check_gguf(lua_State *L, int idx);
+
 /* A vocabulary as Lua holds it: one reference. */
 #define LR_LUA_VOCAB "llmrun.vocab"
 /* Pushes a userdata that takes a reference of its own. */
@@ -94,6 +98,7 @@ void lr_lua_open_sys(lua_State *L);
 void lr_lua_open_cpu(lua_State *L);
 void lr_lua_open_model(lua_State *L);
 void lr_lua_open_graph(lua_State *L);
+void lr_lua_open_writer(lua_State *L);
 void lr_lua_open_text(lua_State *L);
 void lr_lua_open_engine(lua_State *L);
 void lr_lua_open_logits(lua_State *L);

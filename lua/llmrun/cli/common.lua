@@ -38,6 +38,18 @@ function M.progress()
     end
 end
 
+--- A bar on the terminal: b(fraction, text), b() removes it. Shown as M.progress is.
+function M.bar()
+    local show, begin = M.progress(), core.now()
+    return function(fraction, text)
+        if not fraction then return show() end
+        local full = math.floor(24 * fraction + 0.5)
+        local left = fraction > 0.02 and (core.now() - begin) * (1 / fraction - 1)
+        show(("[%s%s] %3d %%  %s%s"):format(("#"):rep(full), (" "):rep(24 - full), math.floor(100 * fraction),
+            left and left > 1 and ("%d s left  "):format(math.ceil(left)) or "", text or ""))
+    end
+end
+
 --- Puts the policy of the flags --policy and --watch in charge.
 function M.use_policy(model, opts)
     if not opts.policy then
