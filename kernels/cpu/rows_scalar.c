@@ -70,6 +70,8 @@ static float act1(int act, float x)
         return (float)(0.5 * x * erfc(-x * 0.7071067811865476));
     case LR_ACT_RELU:
         return x > 0 ? x : 0;
+    case LR_ACT_SIGMOID:
+        return 1.0f / (1.0f + expf(-x));
     default:
         return x > 0 ? x * x : 0; /* LR_ACT_RELU2 */
     }
@@ -82,6 +84,13 @@ static void act_row(int act, const float *x, float *y, int n)
 
 static void glu(int act, const float *gate, const float *up, float *y, int n)
 {
+    if (act == LR_ACT_SWIGLU_CLAMP) {
+        for (int i = 0; i < n; i++) {
+            float g = gate[i] > 7.0f ? 7.0f : gate[i], u = up[i] > 7.0f ? 7.0f : up[i] < -7.0f ? -7.0f : up[i];
+            y[i] = g / (1.0f + expf(-1.702f * g)) * (u + 1.0f);
+        }
+        return;
+    }
     for (int i = 0; i < n; i++) y[i] = act1(act, gate[i]) * up[i];
 }
 

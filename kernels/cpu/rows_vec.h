@@ -98,6 +98,8 @@ VEC_INLINE vf act1(int act, vf x)
         return vec_gelu_erf(x);
     case LR_ACT_RELU:
         return vf_max(vf_set1(0.0f), x);
+    case LR_ACT_SIGMOID:
+        return vec_gate(vf_set1(1.0f), x);
     default: {
         vf r = vf_max(vf_set1(0.0f), x);
         return vf_mul(r, r);
@@ -120,6 +122,9 @@ VEC_INLINE vf act1(int act, vf x)
     case LR_ACT_RELU:                                                                                                  \
         X(LR_ACT_RELU);                                                                                                \
         break;                                                                                                         \
+    case LR_ACT_SIGMOID:                                                                                               \
+        X(LR_ACT_SIGMOID);                                                                                             \
+        break;                                                                                                         \
     default:                                                                                                           \
         X(LR_ACT_RELU2);                                                                                               \
         break;                                                                                                         \
@@ -132,8 +137,23 @@ static void act_row(int act, const float *x, float *y, int n)
 #undef X
 }
 
+/* LR_ACT_SWIGLU_CLAMP. vf_min and vf_max give their second operand for a NaN, which so stays one. */
+static void glu_clamp(const float *gate, const float *up, float *y, int n)
+{
+    vf top = vf_set1(7.0f), low = vf_set1(-7.0f), one = vf_set1(1.0f), slope = vf_set1(1.702f);
+    ROW_LOOP(n, {
+        vf g = vf_min(top, LOAD(gate));
+        vf u = vf_max(low, vf_min(top, LOAD(up)));
+        STORE(y, vf_mul(vec_gate(g, vf_mul(slope, g)), vf_add(u, one)));
+    });
+}
+
 static void glu(int act, const float *gate, const float *up, float *y, int n)
 {
+    if (act == LR_ACT_SWIGLU_CLAMP) {
+        glu_clamp(gate, up, y, n);
+        return;
+    }
 #define X(A) ROW_LOOP(n, STORE(y, vf_mul(act1(A, LOAD(gate)), LOAD(up)));)
     EACH_ACT(act, X)
 #undef X

@@ -74,6 +74,11 @@ function Graph:embed(name, scale)
   return node(self, self.core:embed(self:use(full(name, "weight")), scale or 1.0))
 end
 
+--- Rows of a weight by the position of each token (learned positions).
+function Graph:embed_at(name)
+  return node(self, self.core:embed_at(self:use(full(name, "weight"))))
+end
+
 local function norm(g, x, name, opts)
   local weight = name and g:use(full(name, "weight"))
   return node(g, g.core:norm(id_of(g, x, "norm"), weight, opts))
@@ -91,7 +96,8 @@ function Graph:layer_norm(x, name, eps)
 end
 
 --- x . weight^T + bias. opts.bias: true = must be there, false = must not, "auto" (default) = if the file has one.
---- opts.out: the width that the result must have.
+--- opts.out: the width that the result must have. opts.first: only rows first .. first+out-1 of the weight and its
+--- bias, for files that keep several matrices as one.
 function Graph:linear(x, name, opts)
   opts = opts or {}
   local bias = full(name, "bias")
@@ -104,15 +110,34 @@ function Graph:linear(x, name, opts)
     error(("the model file has a tensor '%s', which this architecture does not use"):format(bias), 2)
   end
   local weight = self:use(full(name, "weight"))
-  local id = self.core:linear(id_of(self, x, "linear"), weight, has and self:use(bias) or nil, opts.out or 0)
+  local id = self.core:linear(id_of(self, x, "linear"), weight, has and self:use(bias) or nil, opts.out or 0,
+    opts.first or -1)
   return node(self, id)
 end
 
 --- Rotary position embedding. opts: heads, head_dim, rot (values rotated), interleaved, base, scale (of frequencies),
---- attn_scale, factors (name of a tensor of per-frequency divisors).
+--- attn_scale, factors (per-frequency divisors: a list, or the name of a tensor).
 function Graph:rope(x, opts)
-  if opts.factors then self:use(opts.factors) end
+  if type(opts.factors) == "string" then self:use(opts.factors) end
   return node(self, self.core:rope(id_of(self, x, "rope"), opts))
+end
+
+--- RoPE of `heads` heads as the hyperparameters say, whatever its scaling. interleaved: neighbouring pairs are turned
+--- instead of halves.
+function Graph:rotate(x, hp, heads, interleaved)
+  local r = hp.rope
+  local factors = r.factors
+  if r.kind == "longrope" and not factors then
+    for _, name in ipairs { "rope_factors_long", "rope_factors_short" } do
+      if self:has(name) then self:use(full(name, "weight")) end
+    end
+    factors = r.long and "rope_factors_long.weight" or "rope_factors_short.weight"
+  elseif not factors and self:has "rope_freqs" then
+    factors = "rope_freqs.weight"
+  end
+  if r.interleaved ~= nil then interleaved = r.interleaved end
+  return self:rope(x, { heads = heads, head_dim = hp.head_dim, rot = r.rot, interleaved = interleaved, base = r.base,
+                        scale = r.scale, attn_scale = r.attn_scale, factors = factors })
 end
 
 --- Causal attention of queries q over keys k and values v, which go to a KV layer of their own. opts: heads, kv_heads,
@@ -126,8 +151,10 @@ function Graph:attention(q, k, v, opts)
 end
 
 function Graph:add(a, b) return node(self, self.core:add(id_of(self, a, "add"), id_of(self, b, "add"))) end
+--- b may be one value a row.
 function Graph:mul(a, b) return node(self, self.core:mul(id_of(self, a, "mul"), id_of(self, b, "mul"))) end
---- act(gate) * up; act: "silu", "gelu" (tanh form), "gelu_erf", "relu", "relu2".
+--- act(gate) * up; act: "silu", "gelu" (tanh form), "gelu_erf", "relu", "relu2", "sigmoid"; "swiglu_clamp" is
+--- gpt-oss's, of held values and with up + 1.
 function Graph:glu(gate, up, act)
   return node(self, self.core:glu(id_of(self, gate, "glu"), id_of(self, up, "glu"), act or "silu"))
 end
@@ -136,11 +163,37 @@ function Graph:scale(x, s) return node(self, self.core:scale(id_of(self, x, "sca
 --- cap * tanh(x / cap)
 function Graph:softcap(x, cap) return node(self, self.core:softcap(id_of(self, x, "softcap"), cap)) end
 
---- The usual block of the Llama family, for scripts to build on: feed-forward with a gate.
+--- Queries, keys and values of the usual form, for scripts to build on: from attn_q, attn_k, attn_v or, in files that
+--- keep the three as one, attn_qkv. bias as in linear.
+function Graph:qkv(x, prefix, hp, bias)
+  local q, k = hp.heads * hp.head_dim, hp.kv_heads * hp.head_dim
+  if self:has(prefix .. ".attn_qkv") then
+    local name = prefix .. ".attn_qkv"
+    return self:linear(x, name, { out = q, first = 0, bias = bias }),
+      self:linear(x, name, { out = k, first = q, bias = bias }),
+      self:linear(x, name, { out = k, first = q + k, bias = bias })
+  end
+  return self:linear(x, prefix .. ".attn_q", { out = q, bias = bias }),
+    self:linear(x, prefix .. ".attn_k", { out = k, bias = bias }),
+    self:linear(x, prefix .. ".attn_v", { out = k, bias = bias })
+end
+
+--- A feed-forward with a gate. Where the file has no ffn_gate, ffn_up is both, the gate first.
 function Graph:gated_ffn(x, prefix, act, width)
-  local gate = self:linear(x, prefix .. ".ffn_gate", { out = width })
-  local up = self:linear(x, prefix .. ".ffn_up", { out = width })
+  local gate, up
+  if not self:has(prefix .. ".ffn_gate") and (self:shape(prefix .. ".ffn_up") or {})[2] == 2 * width then
+    gate = self:linear(x, prefix .. ".ffn_up", { out = width, first = 0 })
+    up = self:linear(x, prefix .. ".ffn_up", { out = width, first = width })
+  else
+    gate = self:linear(x, prefix .. ".ffn_gate", { out = width })
+    up = self:linear(x, prefix .. ".ffn_up", { out = width })
+  end
   return self:linear(self:glu(gate, up, act), prefix .. ".ffn_down")
+end
+
+--- The feed-forward of a layer: dense (gated_ffn).
+function Graph:ffn(x, prefix, hp)
+  return self:gated_ffn(x, prefix, "silu", hp.ff)
 end
 
 --- The logits of x: the file's own output head, or the embedding where the two are tied.

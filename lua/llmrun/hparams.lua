@@ -1,8 +1,11 @@
 --- Hyperparameters of a model file, checked: what architecture scripts get as `hp`.
 --
--- Fields: arch, layers, width, heads, kv_heads, head_dim, ff, ctx, eps, vocab, window, rope = { base, scale, rot,
--- factors, attn_scale }, and hp:get(name, kind, default) for a key of the architecture's own ("attention.logit_cap").
+-- Fields: arch, layers, width, heads, kv_heads, head_dim, ff, ctx, eps, vocab, window, rope (llmrun.rope), and
+-- hp:get(name, kind, default) for a key of the architecture's own ("attention.logit_cap"), hp:opt(name, kind) for one
+-- that may be missing.
 -- A key that is missing, of the wrong type or out of range is an error that names it.
+local rope = require "llmrun.rope"
+
 local hparams = {}
 
 local HP = {}
@@ -30,6 +33,11 @@ function check.positive(key, v, t)
   if not (v > 0 and v < math.huge) then bad(key, "%s is not a positive number", v) end
   return v
 end
+function check.number(key, v, t)
+  if t ~= "f32" and t ~= "f64" then bad(key, "type %s where a float is needed", t) end
+  if not (v > -math.huge and v < math.huge) then bad(key, "%s is not a number", v) end
+  return v
+end
 function check.bool(key, v, t)
   if t ~= "bool" then bad(key, "type %s where a bool is needed", t) end
   return v
@@ -39,7 +47,8 @@ function check.string(key, v, t)
   return v
 end
 
---- The value of "<arch>.<name>". kind: count (integer >= 1), size (integer >= 0), positive (float), bool, string.
+--- The value of "<arch>.<name>". kind: count (integer >= 1), size (integer >= 0), positive (float), number (float),
+--- bool, string.
 --- default nil = the key must be there.
 function HP:get(name, kind, default)
   local key = self.arch .. "." .. name
@@ -59,26 +68,43 @@ function HP:get(name, kind, default)
   return check[kind](key, v, t)
 end
 
-local function rope_of(hp)
-  local rope = {
-    base = hp:get("rope.freq_base", "positive", 10000.0),
-    rot = hp:get("rope.dimension_count", "count", hp.head_dim),
-    scale = 1.0, attn_scale = 1.0,
-  }
-  if rope.rot % 2 ~= 0 or rope.rot > hp.head_dim then
-    bad(hp.arch .. ".rope.dimension_count", "%d is odd or more than the head width %d", rope.rot, hp.head_dim)
-  end
-  local kind = hp:get("rope.scaling.type", "string", "none")
-  if kind == "linear" then
-    rope.scale = 1.0 / hp:get("rope.scaling.factor", "positive", 1.0)
-  elseif kind ~= "none" then
-    bad(hp.arch .. ".rope.scaling.type", "'%s' is not supported", kind)
-  end
-  return rope
+--- The same, nil if it is missing.
+function HP:opt(name, kind)
+  if self.gguf:get(self.arch .. "." .. name) ~= nil then return self:get(name, kind) end
 end
 
---- Reads the hyperparameters of an open file. n_tokens: size of the vocabulary.
-function hparams.read(gguf, n_tokens)
+--- An array of n floats, or nil if the key is missing.
+function HP:floats(name, n)
+  local key = self.arch .. "." .. name
+  local v = self.gguf:get(key)
+  if v == nil then return nil end
+  if type(v) ~= "table" or #v ~= n then bad(key, "is not an array of %d numbers", n) end
+  for _, x in ipairs(v) do
+    if type(x) ~= "number" or not (x > 0 and x < math.huge) then bad(key, "%s is not a positive number", x) end
+  end
+  return v
+end
+
+--- Whether layer l (0-based) has the sliding window: as "attention.sliding_window_pattern" says, which is one bool a
+--- layer or the number of layers of which the last sees everything; without it, `default`.
+function HP:windowed(l, default)
+  local v = self.gguf:get(self.arch .. ".attention.sliding_window_pattern")
+  if v == nil then return default end
+  if type(v) == "table" then
+    if #v ~= self.layers or type(v[l + 1]) ~= "boolean" then
+      self:bad("attention.sliding_window_pattern", "is not one bool for each of the %d layers", self.layers)
+    end
+    return v[l + 1]
+  end
+  return (l + 1) % self:get("attention.sliding_window_pattern", "count") ~= 0
+end
+
+--- Raises the error of a bad value of "<arch>.<name>".
+function HP:bad(name, fmt, ...) bad(self.arch .. "." .. name, fmt, ...) end
+
+--- Reads the hyperparameters of an open file. n_tokens: size of the vocabulary. ctx: longest sequence that is to be
+--- run, if that is known; some kinds of RoPE scaling ask for it.
+function hparams.read(gguf, n_tokens, ctx)
   local arch, t = gguf:get("general.architecture")
   if t ~= "str" then bad("general.architecture", "is missing or not a string") end
   local hp = setmetatable({ gguf = gguf, arch = arch }, HP)
@@ -92,17 +118,16 @@ function hparams.read(gguf, n_tokens)
     bad(arch .. ".attention.head_count_kv", "%d does not divide the %d heads", hp.kv_heads, hp.heads)
   end
   hp.head_dim = hp:get("attention.key_length", "count", math.max(1, hp.width // hp.heads))
-  if hp:get("attention.value_length", "count", hp.head_dim) ~= hp.head_dim then
-    bad(arch .. ".attention.value_length", "differs from the keys' length %d", hp.head_dim)
-  end
+  hp.value_dim = hp:get("attention.value_length", "count", hp.head_dim)
   hp.ff = hp:get("feed_forward_length", "count", 0)
-  hp.eps = hp:get("attention.layer_norm_rms_epsilon", "positive", 1e-5)
+  hp.eps = hp:opt("attention.layer_norm_rms_epsilon", "positive")
+    or hp:get("attention.layer_norm_epsilon", "positive", 1e-5)
   hp.window = hp:get("attention.sliding_window", "size", 0)
   hp.vocab = hp:get("vocab_size", "count", n_tokens)
   if hp.vocab ~= n_tokens then
     bad(arch .. ".vocab_size", "%d, but the file lists %d tokens", hp.vocab, n_tokens)
   end
-  hp.rope = rope_of(hp)
+  hp.rope = rope.read(hp, math.min(ctx or hp.ctx, hp.ctx))
   return hp
 end
 

@@ -6,7 +6,7 @@ local hparams = require "llmrun.hparams"
 local loader = {}
 
 -- llama-like files under other names
-local ALIAS = { mistral = "llama", smollm = "llama" }
+local ALIAS = { mistral = "llama", smollm = "llama", phi4 = "phi3", granitemoe = "granite" }
 
 local function script_of(arch, opts)
   local want = opts.arch or ALIAS[arch] or arch
@@ -68,7 +68,7 @@ end
 local function build(file, path, opts)
   local vocab, err, code = file:vocab()
   if not vocab then return nil, err, code end
-  local hp = hparams.read(file, #vocab)
+  local hp = hparams.read(file, #vocab, opts.ctx)
   local script, why = script_of(hp.arch, opts)
   if not script then return nil, why, "unsupported" end
   local graph

@@ -26,7 +26,11 @@ end
 
 function Counter:embed(name) return self:new_node(need(self, name)[1]) end
 function Counter:norm(x) return self:new_node(self.widths[x]) end
-function Counter:linear(_, name) return self:new_node(need(self, name)[2] or 1) end
+Counter.embed_at = Counter.embed
+function Counter:linear(_, name, _, out, first)
+    local shape = need(self, name)
+    return self:new_node(first and first >= 0 and out or shape[2] or 1)
+end
 function Counter:attention(q, _, _, o)
     self.kv[#self.kv + 1] = { kv_heads = o.kv_heads, head_dim = o.head_dim, window = o.window or 0 }
     return self:new_node(self.widths[q])

@@ -33,19 +33,20 @@ typedef struct lr_tensor {
 typedef struct lr_weight lr_weight; /* a tensor as the backend keeps it (repacked, or as it is) */
 
 typedef enum lr_op_kind {
-    LR_OP_EMBED,   /* out[r] = w[token[r]] * scale */
-    LR_OP_NORM,    /* out = in / rms(in) * w; or layer norm with w and bias; over groups of `group` values (a head) */
-    LR_OP_LINEAR,  /* out = in . w^T + bias */
-    LR_OP_ROPE,    /* rotate the first n_rot values of each head by the row's position */
-    LR_OP_KV,      /* write in[0] (keys) and in[1] (values) of each row to its KV slot of `layer`; no output */
-    LR_OP_ATTN,    /* out = attention of in[0] (queries) over the KV of `layer` up to the row's own position */
-    LR_OP_ADD,     /* out = in[0] + in[1] */
-    LR_OP_MUL,     /* out = in[0] * in[1] */
-    LR_OP_ACT,     /* out = act(in[0]) */
-    LR_OP_GLU,     /* out = act(in[0]) * in[1] */
-    LR_OP_SCALE,   /* out = in * scale */
-    LR_OP_SOFTCAP, /* out = scale * tanh(in / scale) */
-    LR_OP_ROWS,    /* out = the rows of in whose logits are wanted */
+    LR_OP_EMBED,    /* out[r] = w[token[r]] * scale */
+    LR_OP_EMBED_AT, /* out[r] = w[position of r], held at the last row of w (learned positions) */
+    LR_OP_NORM,     /* out = in / rms(in) * w; or layer norm with w and bias; over groups of `group` values (a head) */
+    LR_OP_LINEAR,   /* out = in . w^T + bias */
+    LR_OP_ROPE,     /* rotate the first n_rot values of each head by the row's position */
+    LR_OP_KV,       /* write in[0] (keys) and in[1] (values) of each row to its KV slot of `layer`; no output */
+    LR_OP_ATTN,     /* out = attention of in[0] (queries) over the KV of `layer` up to the row's own position */
+    LR_OP_ADD,      /* out = in[0] + in[1] */
+    LR_OP_MUL,      /* out = in[0] * in[1]; in[1] may be one value a row */
+    LR_OP_ACT,      /* out = act(in[0]) */
+    LR_OP_GLU,      /* out = act(in[0]) * in[1] */
+    LR_OP_SCALE,    /* out = in * scale */
+    LR_OP_SOFTCAP,  /* out = scale * tanh(in / scale) */
+    LR_OP_ROWS,     /* out = the rows of in whose logits are wanted */
 } lr_op_kind;
 
 typedef struct lr_rope {
@@ -69,7 +70,7 @@ typedef struct lr_attn {
 typedef struct lr_op {
     lr_op_kind kind;
     int in[2], out;        /* value ids, -1 = none */
-    const lr_weight *w;    /* EMBED, NORM, LINEAR */
+    const lr_weight *w;    /* EMBED, EMBED_AT, NORM, LINEAR */
     const lr_weight *bias; /* NORM, LINEAR; NULL = none */
     union {
         struct {

@@ -76,6 +76,11 @@ static void row_op(const run_ctx *c, const plan_op *o, int r)
         lr_dtype_to_f32(o->w->type, o->w->rows + (size_t)c->b->tokens[r] * o->w->row_bytes, y, (size_t)n);
         if (o->scale != 1.0f) k->scale(y, o->scale, y, n);
         break;
+    case LR_OP_EMBED_AT: {
+        int at_row = min_int(p->row_pos[r], o->w->n - 1);
+        lr_dtype_to_f32(o->w->type, o->w->rows + (size_t)at_row * o->w->row_bytes, y, (size_t)n);
+        break;
+    }
     case OP_ROPE_TABLE: {
         const rope_table *t = &p->ropes[o->rope];
         rope_angles(t, p->row_pos[r], t->cs + (size_t)r * (size_t)t->n_rot);
@@ -97,7 +102,10 @@ static void row_op(const run_ctx *c, const plan_op *o, int r)
         k->add(x + at, x2 + at, y, n);
         break;
     case LR_OP_MUL:
-        k->mul(x + at, x2 + at, y, n);
+        if (p->values[o->in[1]].width == n)
+            k->mul(x + at, x2 + at, y, n);
+        else
+            k->scale(x + at, x2[r], y, n);
         break;
     case LR_OP_ACT:
         k->act(o->act, x + at, y, n);

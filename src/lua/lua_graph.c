@@ -290,6 +290,14 @@ static int graph_embed(lua_State *L)
     return node_or_raise(L, rc, out, &err);
 }
 
+/* g:embed_at(weight): rows by position */
+static int graph_embed_at(lua_State *L)
+{
+    lr_error err;
+    int out = -1, rc = lr_graph_embed_at(check_graph(L), luaL_checkstring(L, 2), &out, &err);
+    return node_or_raise(L, rc, out, &err);
+}
+
 /* g:norm(x, weight | nil, {bias=, eps=, group=, layer_norm=}) */
 static int graph_norm(lua_State *L)
 {
@@ -301,16 +309,37 @@ static int graph_norm(lua_State *L)
     return node_or_raise(L, rc, out, &err);
 }
 
-/* g:linear(x, weight, bias | nil, n_out | 0) */
+/* g:linear(x, weight, bias | nil, n_out | 0, first row | -1) */
 static int graph_linear(lua_State *L)
 {
     lr_error err;
-    int out = -1, rc = lr_graph_linear(check_graph(L), check_node(L, 2), luaL_checkstring(L, 3),
-                                       luaL_optstring(L, 4, NULL), (int)luaL_optinteger(L, 5, 0), &out, &err);
+    int out = -1,
+        rc = lr_graph_linear(check_graph(L), check_node(L, 2), luaL_checkstring(L, 3), luaL_optstring(L, 4, NULL),
+                             (int)luaL_optinteger(L, 5, 0), (int)luaL_optinteger(L, 6, -1), &out, &err);
     return node_or_raise(L, rc, out, &err);
 }
 
-/* g:rope(x, {heads=, head_dim=, rot=, interleaved=, base=, scale=, attn_scale=, factors=}) */
+/* The list `factors` of the options at 3, as a userdata on the stack; NULL and nil if it is a name or is not there. */
+static const float *opt_factors(lua_State *L, int n)
+{
+    lua_getfield(L, 3, "factors");
+    if (!lua_istable(L, -1)) {
+        lua_pop(L, 1);
+        lua_pushnil(L);
+        return NULL;
+    }
+    if (n < 1 || luaL_len(L, -1) != n) luaL_error(L, "rope: %d factors where %d are needed", (int)luaL_len(L, -1), n);
+    float *f = lua_newuserdatauv(L, (size_t)n * sizeof *f, 0);
+    for (int i = 0; i < n; i++) {
+        lua_rawgeti(L, -2, i + 1);
+        f[i] = (float)luaL_checknumber(L, -1);
+        lua_pop(L, 1);
+    }
+    lua_remove(L, -2);
+    return f;
+}
+
+/* g:rope(x, {heads=, head_dim=, rot=, interleaved=, base=, scale=, attn_scale=, factors= name or list}) */
 static int graph_rope(lua_State *L)
 {
     lr_error err;
@@ -323,8 +352,9 @@ static int graph_rope(lua_State *L)
         .attn_scale = (float)lr_lua_opt_num(L, 3, "attn_scale", 1),
     };
     r.n_rot = lr_lua_opt_i32(L, 3, "rot", r.head_dim);
-    int out = -1,
-        rc = lr_graph_rope(check_graph(L), check_node(L, 2), &r, lr_lua_opt_str(L, 3, "factors", NULL), &out, &err);
+    r.factors = opt_factors(L, r.n_rot / 2);
+    int out = -1, rc = lr_graph_rope(check_graph(L), check_node(L, 2), &r,
+                                     r.factors ? NULL : lr_lua_opt_str(L, 3, "factors", NULL), &out, &err);
     return node_or_raise(L, rc, out, &err);
 }
 
@@ -357,7 +387,7 @@ static int graph_mul(lua_State *L) { return binary(L, LR_OP_MUL); }
 
 static lr_act check_act(lua_State *L, int idx)
 {
-    static const char *const names[] = {"silu", "gelu", "gelu_erf", "relu", "relu2", NULL};
+    static const char *const names[] = {"silu", "gelu", "gelu_erf", "relu", "relu2", "sigmoid", "swiglu_clamp", NULL};
     return (lr_act)luaL_checkoption(L, idx, NULL, names);
 }
 
@@ -418,6 +448,7 @@ static const luaL_Reg gguf_methods[] = {{"get", gguf_get},     {"keys", gguf_key
 static const luaL_Reg graph_methods[] = {{"shape", graph_shape},
                                          {"width", graph_width},
                                          {"embed", graph_embed},
+                                         {"embed_at", graph_embed_at},
                                          {"norm", graph_norm},
                                          {"linear", graph_linear},
                                          {"rope", graph_rope},

@@ -17,6 +17,7 @@ typedef struct named_weight {
     char *name;
     lr_weight *w;
     bool linear, embed;
+    const void *data; /* of the tensor, or of the rows of it that the weight is */
     int64_t ne[4];
 } named_weight;
 
@@ -33,6 +34,7 @@ struct lr_graph {
     float **owned; /* small float arrays that ops point to until compile */
     int n_owned, cap_owned;
     int logits, hidden;
+    int n_positions; /* rows of a weight of positions; 0 = none */
     lr_kv_store *kv;
     lr_plan *plan;
 };
@@ -100,7 +102,8 @@ static int get_weight(lr_graph *g, const char *name, const lr_tensor *t, bool li
 {
     for (int i = 0; i < g->n_weights; i++) {
         named_weight *w = &g->weights[i];
-        if (w->linear == linear && w->embed == embed && strcmp(w->name, name) == 0) {
+        if (w->linear == linear && w->embed == embed && w->data == t->data && w->ne[1] == t->ne[1] &&
+            strcmp(w->name, name) == 0) {
             *out = w->w;
             return 0;
         }
@@ -108,7 +111,7 @@ static int get_weight(lr_graph *g, const char *name, const lr_tensor *t, bool li
     if (g->n_weights >= MAX_WEIGHTS) return lr_fail(err, LR_ELIMIT, "the graph has more than %d weights", MAX_WEIGHTS);
     int rc = grow(&g->weights, &g->cap_weights, g->n_weights, sizeof *g->weights, err);
     if (rc) return rc;
-    named_weight w = {.name = lr_strdup(name), .linear = linear, .embed = embed};
+    named_weight w = {.name = lr_strdup(name), .linear = linear, .embed = embed, .data = t->data};
     if (!w.name) return lr_fail(err, LR_ENOMEM, "no memory for the layer graph");
     memcpy(w.ne, t->ne, sizeof w.ne);
     rc = g->be->ops->weight_new(g->be, t, linear, embed, &w.w, err);
@@ -122,12 +125,32 @@ static int get_weight(lr_graph *g, const char *name, const lr_tensor *t, bool li
     return 0;
 }
 
-/* A vector of n values (norm weight, bias). */
-static int get_vector(lr_graph *g, const char *name, int n, lr_weight **out, lr_error *err)
+/* Makes t its rows first .. first+n-1 (values, if it has one dimension). */
+static int take_rows(lr_tensor *t, const char *name, int first, int n, lr_error *err)
+{
+    int d = t->n_dims == 2;
+    int64_t k = d ? t->ne[0] : 1;
+    int block = lr_dtype_block(t->type);
+    if (first < 0) return 0;
+    if (t->n_dims > 2 || n < 1 || t->ne[d] - first < n || block < 1 || k % block || (!d && block != 1)) {
+        char s[100];
+        shape_text(t, s, sizeof s);
+        return lr_fail(err, LR_ESHAPE, "tensor '%s': shape (%s) has no rows %d to %lld", name, s, first,
+                       (long long)first + n - 1);
+    }
+    size_t row = (size_t)(k / block) * (size_t)lr_dtype_bytes(t->type);
+    if (t->data) t->data = (const char *)t->data + (size_t)first * row;
+    t->size = (size_t)n * row;
+    t->ne[d] = n;
+    return 0;
+}
+
+/* A vector of n values (norm weight, bias); first >= 0: that part of it. */
+static int get_vector(lr_graph *g, const char *name, int n, int first, lr_weight **out, lr_error *err)
 {
     lr_tensor t;
     int rc = find_tensor(g, name, &t, err);
-    if (rc) return rc;
+    if (rc || (rc = take_rows(&t, name, first, n, err))) return rc;
     int64_t total = 1;
     for (int i = 0; i < t.n_dims; i++) total *= t.ne[i];
     if (t.ne[0] != n || total != n) {
@@ -136,6 +159,19 @@ static int get_vector(lr_graph *g, const char *name, int n, lr_weight **out, lr_
         return lr_fail(err, LR_ESHAPE, "tensor '%s': shape (%s) where (%d) is needed", name, s, n);
     }
     return get_weight(g, name, &t, false, false, out, err);
+}
+
+/* Takes over n floats, which ops may point to. */
+static int own_floats(lr_graph *g, float *f, const float **out, lr_error *err)
+{
+    int rc = f ? grow(&g->owned, &g->cap_owned, g->n_owned, sizeof *g->owned, err)
+               : lr_fail(err, LR_ENOMEM, "no memory for the layer graph");
+    if (rc) {
+        lr_free(f);
+        return rc;
+    }
+    *out = g->owned[g->n_owned++] = f;
+    return 0;
 }
 
 static int keep_floats(lr_graph *g, const char *name, int n, const float **out, lr_error *err)
@@ -147,13 +183,9 @@ static int keep_floats(lr_graph *g, const char *name, int n, const float **out, 
         return lr_fail(err, LR_ESHAPE, "tensor '%s': %lld values where %d are needed", name, (long long)t.ne[0], n);
     if (lr_dtype_block(t.type) != 1)
         return lr_fail(err, LR_EUNSUPPORTED, "tensor '%s': type %s cannot hold factors", name, lr_dtype_name(t.type));
-    rc = grow(&g->owned, &g->cap_owned, g->n_owned, sizeof *g->owned, err);
-    if (rc) return rc;
     float *f = lr_malloc((size_t)n * sizeof *f);
-    if (!f) return lr_fail(err, LR_ENOMEM, "no memory for the layer graph");
-    lr_dtype_to_f32(t.type, t.data, f, (size_t)n);
-    g->owned[g->n_owned++] = f;
-    *out = f;
+    if (f) lr_dtype_to_f32(t.type, t.data, f, (size_t)n);
+    if ((rc = own_floats(g, f, out, err))) return rc;
     if (g->src.used) g->src.used(g->src.user, &t, false);
     return 0;
 }
@@ -207,10 +239,9 @@ int lr_graph_shape(lr_graph *g, const char *name, int64_t ne[4])
     return t.n_dims;
 }
 
-int lr_graph_embed(lr_graph *g, const char *weight, float scale, int *out, lr_error *err)
+static int embed(lr_graph *g, lr_op op, const char *weight, lr_tensor *out_t, int *out, lr_error *err)
 {
     lr_tensor t;
-    lr_op op = {.kind = LR_OP_EMBED, .in = {-1, -1}};
     lr_weight *w;
     int rc = find_tensor(g, weight, &t, err);
     if (rc) return rc;
@@ -220,10 +251,29 @@ int lr_graph_embed(lr_graph *g, const char *weight, float scale, int *out, lr_er
         return lr_fail(err, LR_ESHAPE, "tensor '%s': shape (%s) cannot be an embedding", weight, s);
     }
     if ((rc = get_weight(g, weight, &t, false, true, &w, err))) return rc;
-    if (!g->base.n_vocab || t.ne[1] < g->base.n_vocab) g->base.n_vocab = (int)t.ne[1]; /* ids that may come in */
     op.w = w;
-    op.u.scale = scale;
+    *out_t = t;
     return new_op(g, op, (int)t.ne[0], out, err);
+}
+
+int lr_graph_embed(lr_graph *g, const char *weight, float scale, int *out, lr_error *err)
+{
+    lr_tensor t;
+    lr_op op = {.kind = LR_OP_EMBED, .in = {-1, -1}, .u.scale = scale};
+    int rc = embed(g, op, weight, &t, out, err);
+    if (rc) return rc;
+    if (!g->base.n_vocab || t.ne[1] < g->base.n_vocab) g->base.n_vocab = (int)t.ne[1]; /* ids that may come in */
+    return 0;
+}
+
+int lr_graph_embed_at(lr_graph *g, const char *weight, int *out, lr_error *err)
+{
+    lr_tensor t;
+    lr_op op = {.kind = LR_OP_EMBED_AT, .in = {-1, -1}};
+    int rc = embed(g, op, weight, &t, out, err);
+    if (rc) return rc;
+    if (!g->n_positions || t.ne[1] < g->n_positions) g->n_positions = (int)t.ne[1];
+    return 0;
 }
 
 int lr_graph_norm(lr_graph *g, int in, const char *weight, const char *bias, float eps, int group, bool layer_norm,
@@ -239,8 +289,8 @@ int lr_graph_norm(lr_graph *g, int in, const char *weight, const char *bias, flo
         return lr_fail(err, LR_EINVAL, "norm '%s': eps is not a number >= 0", weight ? weight : "");
     lr_op op = {.kind = LR_OP_NORM, .in = {in, -1}};
     lr_weight *w = NULL, *b = NULL;
-    if (weight && (rc = get_vector(g, weight, n, &w, err))) return rc;
-    if (bias && (rc = get_vector(g, bias, n, &b, err))) return rc;
+    if (weight && (rc = get_vector(g, weight, n, -1, &w, err))) return rc;
+    if (bias && (rc = get_vector(g, bias, n, -1, &b, err))) return rc;
     op.w = w;
     op.bias = b;
     op.u.norm.eps = eps;
@@ -249,11 +299,12 @@ int lr_graph_norm(lr_graph *g, int in, const char *weight, const char *bias, flo
     return new_op(g, op, width, out, err);
 }
 
-int lr_graph_linear(lr_graph *g, int in, const char *weight, const char *bias, int n_out, int *out, lr_error *err)
+int lr_graph_linear(lr_graph *g, int in, const char *weight, const char *bias, int n_out, int first, int *out,
+                    lr_error *err)
 {
     lr_tensor t;
     int rc = check_node(g, in, weight, err);
-    if (rc || (rc = find_tensor(g, weight, &t, err))) return rc;
+    if (rc || (rc = find_tensor(g, weight, &t, err)) || (rc = take_rows(&t, weight, first, n_out, err))) return rc;
     char s[100];
     shape_text(&t, s, sizeof s);
     if (t.n_dims > 2 || t.ne[0] != g->width[in])
@@ -266,7 +317,7 @@ int lr_graph_linear(lr_graph *g, int in, const char *weight, const char *bias, i
     lr_op op = {.kind = LR_OP_LINEAR, .in = {in, -1}};
     lr_weight *w = NULL, *b = NULL;
     if ((rc = get_weight(g, weight, &t, true, false, &w, err))) return rc;
-    if (bias && (rc = get_vector(g, bias, (int)n, &b, err))) return rc;
+    if (bias && (rc = get_vector(g, bias, (int)n, first, &b, err))) return rc;
     op.w = w;
     op.bias = b;
     return new_op(g, op, (int)n, out, err);
@@ -289,6 +340,12 @@ int lr_graph_rope(lr_graph *g, int in, const lr_rope *rope, const char *factors_
     if (!isfinite(r->freq_scale) || !isfinite(r->attn_scale))
         return lr_fail(err, LR_EINVAL, "rope: a scale is not a number");
     op.u.rope.factors = NULL;
+    size_t half = (size_t)r->n_rot / 2;
+    for (size_t i = 0; rope->factors && i < half; i++)
+        if (!(fabsf(rope->factors[i]) > 0) || !isfinite(rope->factors[i]))
+            return lr_fail(err, LR_EINVAL, "rope: factor %zu is %g", i + 1, (double)rope->factors[i]);
+    if (rope->factors && (rc = own_floats(g, lr_memdup(rope->factors, half * sizeof(float)), &op.u.rope.factors, err)))
+        return rc;
     if (factors_name && (rc = keep_floats(g, factors_name, r->n_rot / 2, &op.u.rope.factors, err))) return rc;
     return new_op(g, op, g->width[in], out, err);
 }
@@ -347,7 +404,7 @@ int lr_graph_binary(lr_graph *g, lr_op_kind kind, int a, int b, int *out, lr_err
     const char *what = kind == LR_OP_ADD ? "add" : "mul";
     int rc;
     if ((rc = check_node(g, a, what, err)) || (rc = check_node(g, b, what, err))) return rc;
-    if (g->width[a] != g->width[b])
+    if (g->width[a] != g->width[b] && !(kind == LR_OP_MUL && g->width[b] == 1))
         return lr_fail(err, LR_ESHAPE, "%s: widths %d and %d differ", what, g->width[a], g->width[b]);
     lr_op op = {.kind = kind, .in = {a, b}};
     return new_op(g, op, g->width[a], out, err);
@@ -368,6 +425,7 @@ int lr_graph_act(lr_graph *g, int in, lr_act act, int *out, lr_error *err)
 {
     int rc = check_node(g, in, "act", err);
     if (rc) return rc;
+    if (act == LR_ACT_SWIGLU_CLAMP) return lr_fail(err, LR_EINVAL, "act: swiglu_clamp needs a gate and an input");
     lr_op op = {.kind = LR_OP_ACT, .in = {in, -1}};
     op.u.act = act;
     return new_op(g, op, g->width[in], out, err);
@@ -518,6 +576,7 @@ int lr_graph_finish(lr_graph *g, int logits, int hidden, const lr_graph_info *in
     m->n_embd = hidden >= 0 ? g->width[hidden] : 0;
     m->n_ctx = info->n_ctx;
     m->echoes = g->be->ops->echoes;
+    if (g->n_positions && g->n_positions < m->n_ctx) m->n_ctx = g->n_positions;
     m->fingerprint = info->fingerprint;
     m->vocab = lr_vocab_ref(info->vocab);
     snprintf(m->name, sizeof m->name, "%s", info->name ? info->name : "model");

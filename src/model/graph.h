@@ -36,14 +36,19 @@ int lr_graph_shape(lr_graph *, const char *name, int64_t ne[4]);
 
 int lr_graph_embed(lr_graph *, const char *weight, float scale, int *out, lr_error *err);
 /* group: the width that is normalised at once (head_dim for per-head norms), 0 = the whole row. bias may be NULL. */
+/* Rows of a weight by position: learned positions. A sequence is never longer than the weight has rows. */
+int lr_graph_embed_at(lr_graph *, const char *weight, int *out, lr_error *err);
 int lr_graph_norm(lr_graph *, int in, const char *weight, const char *bias, float eps, int group, bool layer_norm,
                   int *out, lr_error *err);
-/* n_out: the width that the caller expects, 0 = whatever the weight says. bias may be NULL (none). */
-int lr_graph_linear(lr_graph *, int in, const char *weight, const char *bias, int n_out, int *out, lr_error *err);
-/* rope->factors is the name's tensor if factors_name is not NULL. */
+/* n_out: the width that the caller expects, 0 = whatever the weight says. bias may be NULL (none). first >= 0: only the
+ * n_out rows of weight and bias from there on, where a file keeps several matrices as one (q, k and v; gate and up). */
+int lr_graph_linear(lr_graph *, int in, const char *weight, const char *bias, int n_out, int first, int *out,
+                    lr_error *err);
+/* rope->factors is the name's tensor if factors_name is not NULL; else its values, if any, are copied. */
 int lr_graph_rope(lr_graph *, int in, const lr_rope *rope, const char *factors_name, int *out, lr_error *err);
 /* Writes k and v to a new KV layer and attends; attn->layer is set here. sinks_name may be NULL. */
 int lr_graph_attention(lr_graph *, int q, int k, int v, lr_attn attn, const char *sinks_name, int *out, lr_error *err);
+/* Equal widths; b of a MUL may have width 1. */
 int lr_graph_binary(lr_graph *, lr_op_kind kind /* ADD, MUL */, int a, int b, int *out, lr_error *err);
 int lr_graph_glu(lr_graph *, int gate, int up, lr_act act, int *out, lr_error *err);
 int lr_graph_act(lr_graph *, int in, lr_act act, int *out, lr_error *err);

@@ -135,6 +135,8 @@ static double act_of(int act, double x)
         return 0.5 * x * erfc(-x / sqrt(2));
     case LR_ACT_RELU:
         return x > 0 ? x : 0;
+    case LR_ACT_SIGMOID:
+        return 1 / (1 + exp(-x));
     default:
         return x > 0 ? x * x : 0;
     }
@@ -143,7 +145,7 @@ static double act_of(int act, double x)
 static void test_activations(void **state)
 {
     for (int t = 0; t < n_tables; t++) {
-        for (int a = LR_ACT_SILU; a <= LR_ACT_RELU2; a++) {
+        for (int a = LR_ACT_SILU; a <= LR_ACT_SIGMOID; a++) {
             EACH_N(n)
             {
                 fill(n, ni % 3 == 0 ? 100 : 6);
@@ -156,11 +158,31 @@ static void test_activations(void **state)
                 tables[t].glu(a, xa, xb, out, n);
                 near("glu", tables[t].name, n, a == LR_ACT_GELU_TANH ? 2e-5 : 2e-6, 1e-34);
             }
+            if (a == LR_ACT_SIGMOID) continue;
             float ends[4] = {FLT_MAX, -FLT_MAX, 0, -0.0f}, y[4];
             tables[t].act(a, ends, y, 4);
             assert_true(a == LR_ACT_RELU2 ? y[0] == INFINITY : y[0] == FLT_MAX);
             for (int i = 1; i < 4; i++) assert_true(y[i] == 0);
         }
+    }
+}
+
+static void test_clamped_glu(void **state)
+{
+    for (int t = 0; t < n_tables; t++) {
+        EACH_N(n)
+        {
+            fill(n, ni % 3 == 0 ? 100 : 6);
+            for (int i = 0; i < n; i++) {
+                double g = fmin(xa[i], 7), u = fmax(-7, fmin(xb[i], 7));
+                want[i] = g / (1 + exp(-1.702 * g)) * (u + 1);
+            }
+            tables[t].glu(LR_ACT_SWIGLU_CLAMP, xa, xb, out, n);
+            near("glu", tables[t].name, n, 2e-5, 1e-34);
+        }
+        float bad[4] = {NAN, 1, 1, 0}, up[4] = {1, NAN, 1, INFINITY}, y[4];
+        tables[t].glu(LR_ACT_SWIGLU_CLAMP, bad, up, y, 4);
+        assert_true(isnan(y[0]) && isnan(y[1]) && !isnan(y[2]) && y[3] == 0);
     }
 }
 
@@ -215,7 +237,7 @@ static void test_place(void **state)
     for (int t = 0; t < n_tables; t++) {
         fill(200, 8);
         float y[200];
-        for (int a = LR_ACT_SILU; a <= LR_ACT_RELU2; a++) {
+        for (int a = LR_ACT_SILU; a <= LR_ACT_SIGMOID; a++) {
             tables[t].act(a, xa, out, 200);
             for (int from = 0; from < 40; from++) {
                 tables[t].act(a, xa + from, y, 200 - from * 5);
@@ -249,9 +271,9 @@ int main(void)
         if (has[i]) tables[n_tables++] = all[i];
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_norms),       cmocka_unit_test(test_plain),        cmocka_unit_test(test_softcap),
-        cmocka_unit_test(test_activations), cmocka_unit_test(test_exp_accuracy), cmocka_unit_test(test_rope),
-        cmocka_unit_test(test_place),
+        cmocka_unit_test(test_norms),       cmocka_unit_test(test_plain),       cmocka_unit_test(test_softcap),
+        cmocka_unit_test(test_activations), cmocka_unit_test(test_clamped_glu), cmocka_unit_test(test_exp_accuracy),
+        cmocka_unit_test(test_rope),        cmocka_unit_test(test_place),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -2,16 +2,11 @@
 return function(g, hp)
   local x = g:embed "token_embd"
   local function head(t, norm, heads)
-    t = g:rms_norm(t, norm, hp.eps, hp.head_dim)
-    return g:rope(t, { heads = heads, head_dim = hp.head_dim, rot = hp.rope.rot,
-                       base = hp.rope.base, scale = hp.rope.scale })
+    return g:rotate(g:rms_norm(t, norm, hp.eps, hp.head_dim), hp, heads)
   end
   for l = 0, hp.layers - 1 do
     local b = g:name("blk", l)
-    local h = g:rms_norm(x, b .. ".attn_norm", hp.eps)
-    local q = g:linear(h, b .. ".attn_q", { out = hp.heads * hp.head_dim, bias = false })
-    local k = g:linear(h, b .. ".attn_k", { out = hp.kv_heads * hp.head_dim, bias = false })
-    local v = g:linear(h, b .. ".attn_v", { out = hp.kv_heads * hp.head_dim, bias = false })
+    local q, k, v = g:qkv(g:rms_norm(x, b .. ".attn_norm", hp.eps), b, hp, false)
     local a = g:attention(head(q, b .. ".attn_q_norm", hp.heads), head(k, b .. ".attn_k_norm", hp.kv_heads), v,
       { heads = hp.heads, kv_heads = hp.kv_heads, head_dim = hp.head_dim })
     x = x + g:linear(a, b .. ".attn_output", { out = hp.width })
