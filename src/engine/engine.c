@@ -188,7 +188,7 @@ static int make_pool(lr_engine *e, lr_error *err)
 
 static int make_batch(lr_engine *e, lr_error *err)
 {
-    size_t n, seqs = (size_t)e->cfg.max_seqs;
+    size_t n, seqs = (size_t)e->cfg.max_seqs + (size_t)e->cfg.max_batch_tokens; /* branches are sequences too */
     e->rows = lr_calloc((size_t)e->cfg.max_batch_tokens, sizeof *e->rows);
     e->batch = lr_calloc(seqs, sizeof *e->batch);
     e->batch_req = lr_calloc(seqs, sizeof(lr_request *));

@@ -111,8 +111,8 @@ struct lr_engine {
     /* the batch */
     int max_out;
     int32_t *rows;          /* (max_batch_tokens) */
-    lr_batch_seq *batch;    /* (max_seqs) */
-    lr_request **batch_req; /* (max_seqs) */
+    lr_batch_seq *batch;    /* (max_seqs + max_batch_tokens) */
+    lr_request **batch_req; /* NULL = a branch of a draft of the one before */
     int32_t *out_rows;      /* (max_out) */
     float *logits;          /* (max_out, n_vocab) */
     float *hidden;          /* (max_out, n_embd), NULL if the model tells none */

@@ -198,21 +198,22 @@ static int generate_one(lr_request *r, int place, float *logits, int n, lr_error
     return 0;
 }
 
-/* The next token, and more as long as what comes is the draft that was computed with it. */
+/* The next token, and more as long as what comes is in the draft that was computed with it. */
 static int generate(lr_request *r, float *logits, int n, lr_error *err)
 {
     lr_seq *q = r->info.seq;
-    int k = lr_spec__n(r), right = 0, rc;
+    bool drafts = lr_spec__n(r) > 0;
+    int node = -1, rc;
     for (;;) {
-        int len = q->len, before = right;
-        rc = generate_one(r, right, logits + (size_t)right * (size_t)r->e->model->n_vocab, n, err);
-        if (k == 0 || rc) break;
-        for (; len < q->len && right < k && q->tokens[len] == lr_spec__at(r, right); right++) len++;
-        n = right - before;
+        int len = q->len, next;
+        lr_spec__enter(r, node);
+        rc = generate_one(r, node + 1, logits + (size_t)(node + 1) * (size_t)r->e->model->n_vocab, n, err);
+        if (!drafts || rc) break;
+        for (n = 0; len < q->len && (next = lr_spec__child(r, node, q->tokens[len])) >= 0; len++, n++) node = next;
         if (len < q->len || n == 0 || !lr_engine__active(r) || r->want_cancel) break;
     }
-    if (k && rc == 0) lr_spec__verified(r, right, right < k && lr_engine__active(r) && !r->want_cancel);
-    if (k && lr_engine__active(r)) lr_kv_table_trim(r->e->kv, &q->kv);
+    if (drafts && rc == 0) lr_spec__verified(r, node, lr_engine__active(r) && !r->want_cancel);
+    if (drafts && lr_engine__active(r)) lr_kv_table_trim(r->e->kv, &q->kv);
     return rc;
 }
 

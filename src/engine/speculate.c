@@ -9,7 +9,7 @@ enum { K_FREE = 16, K_MODEL = 8, OWN_MAX = 1 << 20, CATCH_UP = 256 };
 
 lr_spec_params lr_spec_defaults(lr_spec_method m)
 {
-    return (lr_spec_params){.method = m, .min_match = 2, .max_match = 8};
+    return (lr_spec_params){.method = m, .min_match = 2, .max_match = 8, .branches = 1};
 }
 
 /* ---- making ---- */
@@ -40,6 +40,7 @@ void lr_spec__free_state(lr_engine *e)
     lr_free(s->jobs);
     lr_free(s->job_req);
     lr_free(s->row);
+    lr_spec__free_branches(s);
     lr_free(s);
     e->spec = NULL;
 }
@@ -85,6 +86,10 @@ int lr_spec__begin(lr_request *r, const lr_spec_params *p, lr_error *err)
     if (p->min_match < 1 || p->max_match < p->min_match || p->max_match > 64)
         return lr_fail(err, LR_EINVAL, "speculate: a match of %d to %d tokens is not in 1..64", p->min_match,
                        p->max_match);
+    if (p->branches < 1 || p->branches > LR_SPEC_BRANCHES)
+        return lr_fail(err, LR_EINVAL, "speculate: branches = %d is not in 1..%d", p->branches, LR_SPEC_BRANCHES);
+    if (p->branches > 1 && p->distribution)
+        return lr_fail(err, LR_EINVAL, "speculate: accept = \"distribution\" judges drafts without branches only");
     if ((unsigned)p->method >= LR_SPEC_METHODS || (p->method == LR_SPEC_GIVEN && !p->choose))
         return lr_fail(err, LR_EINVAL, "speculate: nobody gives tokens");
     if (p->method == LR_SPEC_DRAFT && !lr_engine_draft(e))
@@ -171,7 +176,63 @@ static int trim(lr_request *r, const int32_t *t, int n)
     return keep;
 }
 
+/* What the constraint makes of the path to a node: 1 = may go on, 0 = the text ends with it, -1 = forbidden. */
+static int try_path(lr_request *r, const lr_spec_tree *t, int node)
+{
+    int32_t path[LR_SPEC_MAX];
+    lr_error err;
+    int n = 0, rc = 0;
+    for (int i = node; i >= 0; i = t->parent[i]) path[n++] = t->token[i];
+    if (!r->con.accept || !r->con.ahead || r->con.ahead(r->con.user, true, &err)) return 1;
+    while (n > 0 && rc == 0) rc = r->con.accept(r->con.user, path[--n], &err);
+    if (rc < 0) n = 1;
+    if (r->con.ahead(r->con.user, false, &err)) {
+        lr_request__fail(r, &err);
+        return -1;
+    }
+    return n > 0 ? -1 : rc == 0;
+}
+
+/* The same for a tree whose first `from` nodes are a draft that was trimmed. */
+static void trim_tree(lr_request *r, lr_spec_tree *t, int from, int most)
+{
+    int to[LR_SPEC_MAX], n = 0, depth[LR_SPEC_MAX], n_vocab = r->e->model->n_vocab;
+    bool ends[LR_SPEC_MAX];
+    for (int i = 0; i < t->n && r->info.state == LR_REQ_RUNNING; i++) {
+        int p = t->parent[i], how = 1;
+        to[i] = -1;
+        if (p >= i || (p >= 0 && (to[p] < 0 || ends[to[p]]))) continue;
+        t->token[n] = t->token[i];
+        t->parent[n] = p < 0 ? -1 : to[p];
+        depth[n] = p < 0 ? 1 : depth[to[p]] + 1;
+        if (depth[n] > most || t->token[n] < 0 || t->token[n] >= n_vocab || lr_request__is_end(r, t->token[n]) ||
+            (i >= from && (how = try_path(r, t, n)) < 0))
+            continue;
+        ends[n] = how == 0;
+        to[i] = n++;
+    }
+    t->n = n;
+}
+
 /* ---- drafts from a model ---- */
+
+/* The likeliest other tokens of a place, as long as the chance of each is worth a row. */
+static void add_sides(lr_request *r, int place, const float *logits, int n, const uint32_t *mask, int32_t id)
+{
+    struct lr_spec_req *s = r->spec;
+    lr_spec_tree *t = &r->e->spec->items[s->item].sides;
+    int32_t ids[LR_SPEC_BRANCHES + 1];
+    float x[LR_SPEC_BRANCHES + 1], lse = lr_row_logsumexp(logits, n);
+    int want = s->p.branches, got = lr_row_topk(logits, n, want < n ? want : n, ids, x);
+    for (int i = 0, left = want - 1; i < got && left > 0 && t->n < LR_SPEC_MAX; i++) {
+        if (ids[i] == id || lr_request__is_end(r, ids[i])) continue;
+        if (mask && !(mask[ids[i] / 32] >> ids[i] % 32 & 1)) continue;
+        if (s->chance * exp((double)(x[i] - lse)) < s->side_bar) break;
+        t->token[t->n] = ids[i];
+        t->parent[t->n++] = place - 1;
+        left--;
+    }
+}
 
 static int pick(void *user, lr_draft_job *j, int i, float *logits, int32_t *id)
 {
@@ -201,6 +262,7 @@ static int pick(void *user, lr_draft_job *j, int i, float *logits, int32_t *id)
         rc = lr_sampler_draw(s->plain, row, mask, &ctx, -1, id, &none, NULL, &err);
     }
     if (rc || lr_request__is_end(r, *id)) return -1;
+    if (s->p.branches > 1) add_sides(r, i, logits, have, mask, *id);
     q->tokens[q->len + i] = *id;
     if (s->ahead) {
         rc = r->con.accept(r->con.user, *id, &err);
@@ -239,7 +301,8 @@ static void run_model(lr_engine *e)
         s->dist_now = s->p.distribution && s->dist && !lr_sampler_is_greedy(r->sampler);
         s->ahead = r->con.mask && r->con.accept && r->con.ahead && r->con.ahead(r->con.user, true, &err) == 0;
         s->chance = 1;
-        s->bar = it->fixed ? 0 : it->pace.bar;
+        s->bar = s->side_bar = it->fixed ? 0 : it->pace.bar;
+        it->sides.n = 0;
         st->jobs[n] = (lr_draft_job){.slot = q->draft,
                                      .tokens = q->tokens,
                                      .n = q->len,
@@ -248,7 +311,7 @@ static void run_model(lr_engine *e)
                                      .user = r,
                                      .out = it->choice.tokens};
         st->job_req[n++] = r;
-        s->n = i; /* its item, for a moment */
+        s->item = i;
     }
     if (n == 0) return;
     double t = lr_engine__now(e);
@@ -261,8 +324,7 @@ static void run_model(lr_engine *e)
     t = lr_engine__now(e) - t;
     for (int i = 0; i < n; i++) {
         lr_request *r = st->job_req[i];
-        struct lr_spec_item *it = &st->items[r->spec->n];
-        r->spec->n = 0;
+        struct lr_spec_item *it = &st->items[r->spec->item];
         r->info.spec.draft_time += t / n;
         it->pace.k = rc ? 0 : st->jobs[i].got;
         if (r->spec->ahead && r->con.ahead(r->con.user, false, &err)) lr_request__fail(r, &err);
@@ -275,6 +337,18 @@ static void run_model(lr_engine *e)
 static bool wants(const lr_request *r)
 {
     return r->info.kind == LR_REQ_GENERATE && r->info.state == LR_REQ_RUNNING && r->granted > 0 && r->n_out > 0;
+}
+
+/* A tree that somebody gave, without what can't be; its nodes. */
+static int given_tree(lr_request *r, lr_spec_choice *c, int n, int most)
+{
+    lr_spec_tree t = {.n = n};
+    memcpy(t.token, c->tokens, (size_t)n * sizeof *t.token);
+    memcpy(t.parent, c->parent, (size_t)n * sizeof *t.parent);
+    trim_tree(r, &t, 0, most);
+    memcpy(c->tokens, t.token, (size_t)t.n * sizeof *t.token);
+    memcpy(c->parent, t.parent, (size_t)t.n * sizeof *t.parent);
+    return t.n;
 }
 
 /* What the request would like: its own wish, then the policy's, then the tokens themselves if they cost nothing. */
@@ -292,6 +366,7 @@ static void consider(lr_engine *e, lr_request *r)
     c->method = s->p.method;
     c->k = s->p.fixed ? s->p.k : -1;
     c->n = 0;
+    c->branches = false;
     c->most = most;
     c->batch = st->generating;
     lr_spec_method kind = c->method == LR_SPEC_OFF ? LR_SPEC_GIVEN : c->method;
@@ -318,7 +393,10 @@ static void consider(lr_engine *e, lr_request *r)
         k = lr_ngram_propose(q->tokens, q->len, s->p.min_match, s->p.max_match, k, c->tokens, &match);
     if (c->method == LR_SPEC_SUFFIX) k = from_suffix(r, k, c->tokens, &match);
     if (c->method == LR_SPEC_GIVEN && c->n < k) k = c->n;
-    if (c->method != LR_SPEC_DRAFT) k = trim(r, c->tokens, k);
+    if (c->method == LR_SPEC_GIVEN && c->branches)
+        k = given_tree(r, c, k, most);
+    else if (c->method != LR_SPEC_DRAFT)
+        k = trim(r, c->tokens, k);
     if (k <= 0 || r->info.state != LR_REQ_RUNNING) return;
     it->r = r;
     it->pace = (lr_pace_item){.odds = &s->odds,
@@ -353,35 +431,77 @@ static void choose(lr_engine *e)
         if (!st->items[i].fixed) st->items[i].pace = st->open[n++];
 }
 
+/* The draft as a tree: its k tokens, then what branches off, as far as that pays. */
+static void lay_tree(lr_engine *e, struct lr_spec_item *it, lr_spec_tree *t)
+{
+    lr_request *r = it->r;
+    const struct lr_spec_req *s = r->spec;
+    const lr_spec_choice *c = &it->choice;
+    int k = it->pace.k, most = r->info.max_tokens - r->info.n_generated - 1;
+    t->n = k;
+    memcpy(t->token, c->tokens, (size_t)k * sizeof *t->token);
+    for (int i = 0; i < k; i++) t->parent[i] = c->branches ? c->parent[i] : i - 1;
+    if (s->p.branches < 2 || c->branches || k == 0 || !e->model->echoes) return;
+    if (c->method == LR_SPEC_DRAFT) {
+        for (int i = 0; i < it->sides.n && t->n < LR_SPEC_MAX; i++) {
+            if (it->sides.parent[i] >= k) break;
+            t->token[t->n] = it->sides.token[i];
+            t->parent[t->n++] = it->sides.parent[i];
+        }
+    } else if (c->method == LR_SPEC_NGRAM) {
+        const lr_seq *q = r->info.seq;
+        lr_ngram_branches(q->tokens, q->len, it->pace.match, s->p.branches - 1, k, t);
+        if (!it->fixed) lr_pace_cut(&e->spec->pace, &it->pace, k, t);
+    }
+    trim_tree(r, t, k, most);
+}
+
+static void count_draft(lr_engine *e, lr_request *r)
+{
+    const lr_spec_tree *t = &r->spec->tree;
+    bool tried[LR_SPEC_POSITIONS] = {false};
+    r->info.spec.drafts++;
+    r->info.spec.drafted += (uint64_t)t->n;
+    e->metrics.spec_drafts++;
+    e->metrics.spec_drafted += (uint64_t)t->n;
+    for (int i = 0; i < t->n; i++) {
+        int at = t->depth[i] <= LR_SPEC_POSITIONS ? t->depth[i] - 1 : LR_SPEC_POSITIONS - 1;
+        if (tried[at] && at < LR_SPEC_POSITIONS - 1) continue;
+        tried[at] = true;
+        r->info.spec.tried_at[at]++;
+        e->metrics.spec_tried_at[at]++;
+    }
+}
+
 /* Rows for a draft, as far as rows and blocks are left. */
 static void place(lr_engine *e, struct lr_spec_item *it)
 {
     lr_step *step = &e->step;
     lr_request *r = it->r;
     lr_seq *q = r->info.seq;
-    int group, missing, k = it->pace.k;
+    struct lr_spec_req *s = r->spec;
+    lr_spec_tree whole = {0};
     if (r->info.state != LR_REQ_RUNNING) return;
+    lay_tree(e, it, &whole);
+    int k = whole.n;
     if (k > step->budget) k = step->budget;
     if (k > step->outs) k = step->outs;
-    while (k > 0 && !lr_kv_table_grow(e->kv, &q->kv, r->granted + k, &group, &missing)) k /= 2;
-    if (k <= 0) return;
-    memcpy(q->tokens + q->len, it->choice.tokens, (size_t)k * sizeof *q->tokens);
-    memcpy(r->spec->draft, it->choice.tokens, (size_t)k * sizeof *r->spec->draft);
-    step->budget -= k;
-    step->outs -= k;
-    r->spec->n = k;
-    r->spec->method = it->choice.method;
-    r->spec->match = it->pace.match;
-    r->spec->dist_now = r->spec->dist_now && it->choice.method == LR_SPEC_DRAFT;
-    r->info.spec.drafts++;
-    r->info.spec.drafted += (uint64_t)k;
-    e->metrics.spec_drafts++;
-    e->metrics.spec_drafted += (uint64_t)k;
-    for (int i = 0; i < k; i++) {
-        int at = i < LR_SPEC_POSITIONS ? i : LR_SPEC_POSITIONS - 1;
-        r->info.spec.tried_at[at]++;
-        e->metrics.spec_tried_at[at]++;
+    for (; k > 0; k /= 2) {
+        s->tree = whole;
+        s->tree.n = k;
+        lr_spec_tree_order(&s->tree);
+        if (s->tree.n > 0 && lr_spec__room(e, r)) break;
     }
+    s->tree.n = k > 0 ? s->tree.n : 0;
+    if (s->tree.n == 0) return;
+    memcpy(q->tokens + q->len, s->tree.token, (size_t)s->tree.run_first[1] * sizeof *q->tokens);
+    step->budget -= s->tree.n;
+    step->outs -= s->tree.n;
+    s->in_run = 0;
+    s->method = it->choice.method;
+    s->match = it->pace.match;
+    s->dist_now = s->dist_now && it->choice.method == LR_SPEC_DRAFT;
+    count_draft(e, r);
 }
 
 void lr_spec__plan(lr_engine *e)
@@ -394,7 +514,7 @@ void lr_spec__plan(lr_engine *e)
     for (int l = 0; l < 2; l++)
         for (int i = 0; i < lists[l]->n; i++) {
             lr_request *r = lists[l]->at[i];
-            if (r->spec) r->spec->n = 0;
+            if (r->spec) r->spec->tree.n = 0;
             st->generating += wants(r);
         }
     for (int l = 0; l < 2; l++)
@@ -417,19 +537,25 @@ int lr_spec__draw(lr_request *r, int i, float *logits, const uint32_t *mask, con
                   float *logprob, lr_top *top, lr_error *err)
 {
     struct lr_spec_req *s = r->spec;
-    if (!s || i >= s->n || !s->dist_now || s->dist[i].n == 0)
+    if (!s || i >= s->tree.n || !s->dist_now || s->dist[i].n == 0)
         return lr_sampler_draw(r->sampler, logits, mask, ctx, r->n_top, id, logprob, top, err);
     const spec_dist *d = &s->dist[i];
-    return lr_sampler_judge(r->sampler, logits, mask, ctx, s->draft[i], d->ids, d->q, d->n, r->n_top, id, logprob, top,
-                            err);
+    return lr_sampler_judge(r->sampler, logits, mask, ctx, s->tree.token[i], d->ids, d->q, d->n, r->n_top, id, logprob,
+                            top, err);
 }
 
-void lr_spec__verified(lr_request *r, int right, bool wrong)
+void lr_spec__verified(lr_request *r, int node, bool open)
 {
     struct lr_spec_req *s = r->spec;
     lr_engine *e = r->e;
-    if (!s || s->n == 0) return;
-    lr_pace_learn(&e->spec->pace, &s->odds, s->method, s->match, right + wrong, right);
+    lr_spec_tree *t = &s->tree;
+    int right = node < 0 ? 0 : t->depth[node], first = t->run_first[1], main = 0;
+    while (main < first && lr_spec_tree_above(t, main, node)) main++;
+    bool left = main < right, sides = false; /* the first run was left for a branch; there was one to leave it for */
+    for (int run = 1; run < t->n_runs; run++) sides = sides || t->parent[t->run_first[run]] == main - 1;
+    bool wrong = main < first && (left || open);
+    lr_pace_learn(&e->spec->pace, &s->odds, s->method, s->match, main + wrong, main);
+    if (wrong && sides) lr_pace_learn_side(&e->spec->pace, &s->odds, s->method, left);
     r->info.spec.accepted += (uint64_t)right;
     e->metrics.spec_accepted += (uint64_t)right;
     for (int i = 0; i < right; i++) {
@@ -438,19 +564,21 @@ void lr_spec__verified(lr_request *r, int right, bool wrong)
         e->metrics.spec_accepted_at[at]++;
     }
     lr_hist__add_N(&e->metrics.spec_length, right);
-    s->n = 0;
+    t->n = 0;
 }
 
 void lr_spec__saw_forward(lr_engine *e, const lr_batch *b, double seconds)
 {
     struct lr_spec_state *st = e->spec;
+    lr_request *owner = NULL;
     int drafts = 0;
     if (!st) return;
     if (b->n_rows == b->n_out) lr_pace_saw_step(&st->pace, b->n_rows, seconds);
     for (int i = 0; i < b->n_seqs; i++) {
         lr_request *r = e->batch_req[i];
-        int k = lr_spec__n(r);
-        if (k) r->info.spec.verify_time += seconds * b->seqs[i].n / b->n_rows;
+        if (r) owner = r; /* else a branch of the one before */
+        int k = lr_spec__n(owner);
+        if (k) owner->info.spec.verify_time += seconds * b->seqs[i].n / b->n_rows;
         drafts += k;
     }
     if (drafts == 0) return;

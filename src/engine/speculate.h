@@ -19,12 +19,16 @@
 #include "engine/engine.h"
 #include "spec/spec.h"
 
+#define LR_SPEC_BRANCHES 8
+
 /* A draft for one step: filled by the engine with what it would do, changed by a hook. */
 typedef struct lr_spec_choice {
     lr_spec_method method;
     int k;                       /* tokens; -1 = as many as pay */
     int n;                       /* GIVEN: tokens, at most LR_SPEC_MAX */
     int32_t tokens[LR_SPEC_MAX]; /* ids outside of the vocabulary end it */
+    bool branches;               /* GIVEN: they are a tree, each with the place of the one it follows, -1 = the text */
+    int parent[LR_SPEC_MAX];     /* less than its own */
     /* for looking at */
     int most;          /* tokens that there is room for */
     int batch;         /* requests that generate in this step */
@@ -36,6 +40,7 @@ typedef struct lr_spec_params {
     lr_spec_method method;
     int k;                    /* most tokens a draft, 1..LR_SPEC_MAX; 0 = 16, 8 for a draft model */
     bool fixed;               /* always k of them, whether it pays or not */
+    int branches;             /* NGRAM, DRAFT: ways at a place, 1..LR_SPEC_BRANCHES; 1 */
     int min_match, max_match; /* NGRAM, SUFFIX: tokens that must have stood before; NGRAM: longest looked for; 2, 8 */
     bool distribution;        /* see above; DRAFT only */
     lr_suffix *memory;        /* SUFFIX: looked at beside the request's own text; learns what the request generates. A

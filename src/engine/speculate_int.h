@@ -25,10 +25,13 @@ struct lr_spec_req {
     spec_dist *dist;       /* (LR_SPEC_MAX) */
     bool dist_now;         /* the draft in flight is judged by them */
     lr_spec_method method; /* of the draft in flight */
-    int match, n;
-    int32_t draft[LR_SPEC_MAX];
-    bool ahead;         /* its constraint is trying what is drafted */
-    double chance, bar; /* of the draft being made, and what it must be for another token */
+    int match;
+    lr_spec_tree tree;               /* the draft in flight; n = 0: none */
+    lr_kv_table *table[LR_SPEC_MAX]; /* of its runs, but for the first (branches.c) */
+    int in_run;                      /* whose blocks the sequence has */
+    int item;                        /* of the engine's, while drafts are made */
+    bool ahead;                      /* its constraint is trying what is drafted */
+    double chance, bar, side_bar;    /* of the draft being made, and what it must be for another token, for a branch */
 };
 
 /* The engine's: made when a request first speculates. */
@@ -41,6 +44,7 @@ struct lr_spec_state {
         lr_pace_item pace;
         lr_spec_choice choice;
         bool fixed;
+        lr_spec_tree sides; /* DRAFT: what else could come at the places of the draft; parent = the place before */
     } * items;
     lr_pace_item *open; /* those whose k is to be chosen */
     lr_draft_job *jobs;
@@ -49,6 +53,11 @@ struct lr_spec_state {
     int n_items;
     int generating; /* requests that will have a token, those with drafts included */
     double draft_time;
+    /* of the step's branches */
+    lr_kv_table **tables; /* (cap_tables) NULL = not made yet; n_tables in use */
+    int n_tables, cap_tables;
+    lr_batch_echo *echoes; /* (cap_echoes) */
+    int n_echoes, want_echoes, cap_echoes;
 };
 
 /* Checks the parameters and makes r->spec. */
@@ -59,15 +68,32 @@ void lr_spec__free(lr_request *);
 void lr_spec__free_state(lr_engine *);
 /* Between schedule and batch: makes the drafts of this step. */
 void lr_spec__plan(lr_engine *);
-/* The draft at a place. */
-static inline int32_t lr_spec__at(const lr_request *r, int i) { return r->spec->draft[i]; }
 /* Draft rows of the request in this step. */
-static inline int lr_spec__n(const lr_request *r) { return r->spec ? r->spec->n : 0; }
+static inline int lr_spec__n(const lr_request *r) { return r->spec ? r->spec->tree.n : 0; }
+/* Those behind the sequence's own rows. */
+static inline int lr_spec__behind(const lr_request *r) { return lr_spec__n(r) ? r->spec->tree.run_first[1] : 0; }
+/* The node below `node` (-1 = the sequence's last token) with this token, -1 = none. */
+static inline int lr_spec__child(const lr_request *r, int node, int32_t id)
+{
+    return lr_spec_tree_child(&r->spec->tree, node, id);
+}
+
+/* branches.c */
+/* Blocks for the tree of the request, which may lose its branches (where the model can't have any). False: no room. */
+bool lr_spec__room(lr_engine *, lr_request *);
+/* The rows of its branches, behind the request's own; first: the first of those. */
+void lr_spec__add_branches(lr_engine *, lr_batch *, const lr_request *, int first);
+/* The node's KV, and that of what leads to it, becomes the sequence's. */
+void lr_spec__enter(lr_request *, int node);
+/* The step is over. */
+void lr_spec__release(lr_engine *);
+void lr_spec__free_branches(struct lr_spec_state *);
+
 /* The draft at place i of the request's, whose logits are being looked at. */
 int lr_spec__draw(lr_request *, int i, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int32_t *id,
                   float *logprob, lr_top *top, lr_error *err);
-/* `right` drafts of a request were taken, and one more looked at if `wrong`. */
-void lr_spec__verified(lr_request *, int right, bool wrong);
+/* The way through a request's draft ended at a node, -1 = none was taken; `open`: not because the request ended. */
+void lr_spec__verified(lr_request *, int node, bool open);
 /* The forward pass of the step took so long. */
 void lr_spec__saw_forward(lr_engine *, const lr_batch *, double seconds);
 

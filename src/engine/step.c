@@ -9,7 +9,8 @@ static void add_to_batch(lr_engine *e, lr_batch *b, lr_request *r)
 {
     lr_seq *q = r->info.seq;
     lr_batch_seq *s = &e->batch[b->n_seqs];
-    int from = lr_request__need_from(r), pos = q->kv.computed, n = r->granted + lr_spec__n(r);
+    int from = lr_request__need_from(r), pos = q->kv.computed, n = r->granted + lr_spec__behind(r);
+    int first = b->n_rows;
     *s = (lr_batch_seq){.row = b->n_rows, .n = n, .pos = pos};
     for (int g = 0; g < e->model->n_groups; g++) s->table[g] = q->kv.block[g];
     memcpy(e->rows + b->n_rows, q->tokens + pos, (size_t)n * sizeof *e->rows); /* drafts lie behind the tokens */
@@ -23,6 +24,9 @@ static void add_to_batch(lr_engine *e, lr_batch *b, lr_request *r)
     }
     e->batch_req[b->n_seqs++] = r;
     b->n_rows += n;
+    if (lr_spec__n(r) == lr_spec__behind(r)) return;
+    lr_spec__add_branches(e, b, r, first);
+    r->n_out = b->n_out - r->out;
 }
 
 static void make_batch(lr_engine *e, lr_batch *b)
@@ -44,6 +48,7 @@ static void take_results(lr_engine *e, const lr_batch *b)
 {
     for (int i = 0; i < b->n_seqs; i++) {
         lr_request *r = e->batch_req[i];
+        if (!r) continue; /* a branch */
         lr_seq *q = r->info.seq;
         int n = r->granted;
         r->granted = 0;
@@ -61,7 +66,8 @@ static void take_results(lr_engine *e, const lr_batch *b)
 static void fail_batch(lr_engine *e, const lr_batch *b, lr_error *err)
 {
     lr_fail_prefix(err, "forward pass");
-    for (int i = 0; i < b->n_seqs; i++) lr_request__fail(e->batch_req[i], err);
+    for (int i = 0; i < b->n_seqs; i++)
+        if (e->batch_req[i]) lr_request__fail(e->batch_req[i], err);
 }
 
 /* ---- the end of a step ---- */
@@ -178,6 +184,7 @@ int lr_engine_step(lr_engine *e, lr_error *err)
             take_results(e, &b);
         }
     }
+    lr_spec__release(e);
     lr_engine__deferred(e);
     t2 = lr_engine__now(e);
     trace_step(e, &b, t0, tf, t1, t2);

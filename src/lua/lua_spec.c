@@ -3,7 +3,8 @@
  * A function that drafts is called as f(ctx) inside the engine's step, once for each step in which its request has a
  * token, so it can't wait. ctx is a table that lives as long as the request (the function may keep things in it) with
  * most, batch, acceptance, method, n_prompt, n_generated, last and the methods tokens(n, all) and cost(rows). What it
- * returns: nothing (as the options say), false (no draft), a number of tokens, a method's name, both, or the tokens.
+ * returns: nothing (as the options say), false (no draft), a number of tokens, a method's name, both, or the tokens; with
+ * `parents` in their list, these are a tree.
  */
 #include "engine/speculate.h"
 #include "base/mem.h"
@@ -15,6 +16,26 @@
 #define HOLDER "llmrun.drafter" /* a hook until a request takes it over */
 
 /* ---- what a drafter returns ---- */
+
+/* { id, id, ..., parents = { place, ... } }: the place of the token that each one follows, 0 = the text. */
+static void read_parents(lua_State *L, int idx, lr_spec_choice *c)
+{
+    int type = lua_getfield(L, idx, "parents");
+    c->branches = type != LUA_TNIL;
+    if (c->branches && type != LUA_TTABLE)
+        luaL_error(L, "draft: parents: a list expected, got %s", luaL_typename(L, -1));
+    for (int i = 0; c->branches && i < c->n; i++) {
+        int ok;
+        lua_rawgeti(L, -1, i + 1);
+        lua_Integer p = lua_tointegerx(L, -1, &ok);
+        if (!ok || p < 0 || p > i)
+            luaL_error(L, "draft: the parent of token %d is no place before it: %s", i + 1,
+                       luaL_tolstring(L, -1, NULL));
+        lua_pop(L, 1);
+        c->parent[i] = (int)p - 1;
+    }
+    lua_pop(L, 1);
+}
 
 static void read_tokens(lua_State *L, int idx, lr_spec_choice *c)
 {
@@ -32,6 +53,7 @@ static void read_tokens(lua_State *L, int idx, lr_spec_choice *c)
         c->tokens[c->n++] = (int32_t)id;
     }
     c->k = c->n;
+    read_parents(L, idx, c);
 }
 
 static void read_method(lua_State *L, int idx, lr_spec_choice *c)
@@ -217,6 +239,7 @@ void **lr_lua_read_spec(lua_State *L, int idx, lr_spec_params *p)
     *p = lr_spec_defaults((lr_spec_method)m);
     p->k = lr_lua_opt_i32(L, idx, "k", 0);
     p->fixed = lr_lua_opt_bool(L, idx, "fixed", false);
+    p->branches = lr_lua_opt_i32(L, idx, "branches", 1);
     p->min_match = lr_lua_opt_i32(L, idx, "min_match", p->min_match);
     p->max_match = lr_lua_opt_i32(L, idx, "max_match", p->max_match > p->min_match ? p->max_match : p->min_match);
     p->distribution = strcmp(accept, "distribution") == 0;

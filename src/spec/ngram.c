@@ -39,6 +39,34 @@ int lr_ngram_propose(const int32_t *tokens, int n, int min, int max, int k, int3
     return got;
 }
 
+/* Adds a path of tokens to a tree; false if all of it is there. */
+static bool add_path(lr_spec_tree *t, const int32_t *path, int k)
+{
+    int node = -1, i = 0, next;
+    for (; i < k && (next = lr_spec_tree_child(t, node, path[i])) >= 0; i++) node = next;
+    if (i == k) return false;
+    for (; i < k && t->n < LR_SPEC_MAX; i++) {
+        t->token[t->n] = path[i];
+        t->parent[t->n] = node;
+        node = t->n++;
+    }
+    return true;
+}
+
+void lr_ngram_branches(const int32_t *tokens, int n, int m, int branches, int k, lr_spec_tree *t)
+{
+    int from = n > LOOK_BACK ? n - LOOK_BACK : 0;
+    if (m < 1 || k < 1 || n <= m) return;
+    for (int i = n - 2; i >= from + m - 1 && branches > 0 && t->n < LR_SPEC_MAX; i--) {
+        if (tokens[i] != tokens[n - 1] || memcmp(tokens + i - m + 1, tokens + n - m, (size_t)m * sizeof *tokens) != 0)
+            continue;
+        int32_t path[LR_SPEC_MAX];
+        int got = 0;
+        for (int j = i + 1; j < n && got < k && got < LR_SPEC_MAX; j++) path[got++] = tokens[j];
+        if (add_path(t, path, got)) branches--;
+    }
+}
+
 /* ---- vocabularies ---- */
 
 static int differ(lr_error *err, int id, const char *what)

@@ -19,6 +19,7 @@ enum { WAIT_FIRST = 16, WAIT_MODEL = 24, WAIT_MOST = 4096, STALE = 4096 };
 static const double PRIOR[LR_SPEC_METHODS][LR_PACE_CLASSES] = {
     {0, 0, 0}, {0.4, 0.6, 0.8}, {0.4, 0.6, 0.8}, {0.85, 0.85, 0.85}, {0.7, 0.7, 0.7}};
 #define PRIOR_WEIGHT 12.0
+#define PRIOR_SIDE   0.3
 
 /* ---- time ---- */
 
@@ -105,6 +106,46 @@ void lr_pace_learn(lr_pace *p, lr_pace_odds *o, lr_spec_method m, int match, int
     }
 }
 
+void lr_pace_learn_side(lr_pace *p, lr_pace_odds *o, lr_spec_method m, bool right)
+{
+    lr_pace_odds *both[] = {o, &p->all};
+    for (int i = 0; i < 2; i++) {
+        both[i]->side[m].right = both[i]->side[m].right * (i ? 0.998f : 0.98f) + (float)right;
+        both[i]->side[m].tried = both[i]->side[m].tried * (i ? 0.998f : 0.98f) + 1;
+    }
+}
+
+static double side_odds(const lr_pace *p, const lr_pace_odds *o, lr_spec_method m)
+{
+    double all =
+        ((double)p->all.side[m].right + PRIOR_WEIGHT * PRIOR_SIDE) / ((double)p->all.side[m].tried + PRIOR_WEIGHT);
+    return ((double)o->side[m].right + PRIOR_WEIGHT * all) / ((double)o->side[m].tried + PRIOR_WEIGHT);
+}
+
+void lr_pace_cut(const lr_pace *p, const lr_pace_item *it, int k, lr_spec_tree *t)
+{
+    double chance[LR_SPEC_MAX], a = lr_pace_odds_of(p, it->odds, it->method, it->match),
+                                side = (1 - a) * side_odds(p, it->odds, it->method);
+    int to[LR_SPEC_MAX], n = 0, branches[LR_SPEC_MAX + 1] = {0}; /* of the nodes of the draft, and of the root */
+    for (int i = 0; i < t->n; i++) {
+        int at = t->parent[i];
+        double before = at < 0 ? 1 : chance[at];
+        chance[i] = before * a;
+        if (i >= k && at < k) { /* a branch off the draft: each further one of a place has half the chance */
+            chance[i] = before * side;
+            for (int b = ++branches[at + 1]; b > 0; b--) chance[i] *= 0.5;
+        }
+        to[i] = i < k || chance[i] >= it->least ? n : -1;
+        if (to[i] < 0 || (i >= k && at >= 0 && to[at] < 0)) {
+            to[i] = -1;
+            continue;
+        }
+        t->token[n] = t->token[i];
+        t->parent[n++] = at < 0 ? -1 : to[at];
+    }
+    t->n = n;
+}
+
 /* ---- choosing ---- */
 
 /* Places of the item whose chance is at least h; *sum: tokens expected of them. */
@@ -188,6 +229,7 @@ void lr_pace_choose(const lr_pace *p, lr_pace_item *items, int n, int rows, int 
     for (int i = 0; i < n; i++) {
         items[i].k = places(&items[i], a[i], h, &sum);
         items[i].bar = 0;
+        items[i].least = h;
         if (items[i].k > 0 && items[i].method == LR_SPEC_DRAFT) {
             items[i].k = items[i].most; /* it knows how sure it is, token by token */
             items[i].bar = marginal(p, rows + n, models) * best;

@@ -40,11 +40,37 @@ typedef struct lr_spec_stats {
     double draft_time, verify_time; /* seconds: making drafts; this one's part of the forward passes with drafts */
 } lr_spec_stats;
 
+/* ---- trees ---- */
+
+/* Drafts that branch: node i's token follows that of its parent, -1 being the sequence's last token. A parent stands
+ * before its children, so the first k nodes of a tree are a tree. */
+typedef struct lr_spec_tree {
+    int n;
+    int32_t token[LR_SPEC_MAX];
+    int parent[LR_SPEC_MAX];
+    /* results of lr_spec_tree_order */
+    int depth[LR_SPEC_MAX];         /* 1 = follows the sequence's last token */
+    int run[LR_SPEC_MAX];           /* the run that it is in */
+    int n_runs;                     /* runs: nodes, each the parent of the next one, */
+    int run_first[LR_SPEC_MAX + 1]; /* run_first[i] .. run_first[i + 1] - 1 */
+} lr_spec_tree;
+
+/* Puts the nodes in the order of a walk that takes first children first; drops nodes without a parent, and puts
+ * siblings of the same token together. */
+void lr_spec_tree_order(lr_spec_tree *);
+/* The child of a node (-1 = the root) with this token, -1 = none. */
+int lr_spec_tree_child(const lr_spec_tree *, int node, int32_t token);
+/* Whether `above` is the node or one of those that lead to it (ordered trees; -1 is above all). */
+bool lr_spec_tree_above(const lr_spec_tree *, int above, int node);
+
 /* ---- n-grams ---- */
 
 /* Proposes what followed the last m tokens of tokens (n) at their latest earlier place, for the largest m in min..max
  * for which there is one; *match = m. At most k tokens into out; how many. Looks back over 32768 tokens. */
 int lr_ngram_propose(const int32_t *tokens, int n, int min, int max, int k, int32_t *out, int *match);
+/* Adds to a tree what followed the last m tokens at earlier places: at most `branches` branches that differ from those
+ * that are there, each of at most k tokens. */
+void lr_ngram_branches(const int32_t *tokens, int n, int m, int branches, int k, lr_spec_tree *t);
 
 /* ---- suffix automaton ---- */
 
@@ -135,8 +161,8 @@ int lr_draft_check(const lr_draft *, lr_error *err);
 typedef struct lr_pace_odds {
     struct {
         float right, tried;
-    } at[LR_SPEC_METHODS][LR_PACE_CLASSES];
-    uint32_t idle; /* steps since the request's last draft */
+    } at[LR_SPEC_METHODS][LR_PACE_CLASSES], side[LR_SPEC_METHODS]; /* side: of branches, where the first was wrong */
+    uint32_t idle;                                                 /* steps since the request's last draft */
     uint32_t wait; /* steps until one is tried although it does not seem to pay */
 } lr_pace_odds;
 
@@ -160,6 +186,7 @@ typedef struct lr_pace_item {
     int remaining; /* tokens that it may still generate */
     int k;         /* result: at most so many */
     double bar;    /* result, DRAFT: as long as the draft's chance is at least this */
+    double least;  /* result: the chance that a token must have to pay */
 } lr_pace_item;
 
 void lr_pace_saw_step(lr_pace *, int rows, double seconds);
@@ -171,6 +198,11 @@ double lr_pace_pass_time(const lr_pace *, int rows);
 double lr_pace_odds_of(const lr_pace *, const lr_pace_odds *, lr_spec_method, int match);
 /* n tokens of a draft of `tried` looked at were right (right <= tried). */
 void lr_pace_learn(lr_pace *, lr_pace_odds *, lr_spec_method, int match, int tried, int right);
+/* One of the branches where the first one was wrong was right, or none. */
+void lr_pace_learn_side(lr_pace *, lr_pace_odds *, lr_spec_method, bool right);
+/* Keeps of a tree whose first k nodes are a draft that was chosen for the item, in a row, the other nodes whose chance
+ * pays. */
+void lr_pace_cut(const lr_pace *, const lr_pace_item *, int k, lr_spec_tree *);
 /* Chooses k of each item such that the tokens per second of all are most, for a step of `rows` rows and `others`
  * requests without drafts besides; at most `room` draft rows in all. */
 void lr_pace_choose(const lr_pace *, lr_pace_item *items, int n, int rows, int others, int room);
