@@ -5,8 +5,9 @@
 ---   speculate = { method = "suffix", k = 12, scope = "tenant" }
 ---
 --- Fields: method; k, the most tokens of a draft (16; 8 for a draft model); fixed = true: always k, paying or not;
---- branches, ways at a place that ngram and draft try (1: none branches off; see below); min_match (2), max_match (8): tokens that must have stood before, ngram's longest; scope, what suffix keeps:
---- "request", "session" (default) or "tenant"; accept = "distribution" (see engine/speculate.h); fn: a function. In
+--- branches, ways at a place that ngram and draft try (1: none branches off; see below); min_match (2), max_match (8):
+--- tokens that must have stood before, ngram's longest; scope, what suffix keeps: "request", "session" (default) or
+--- "tenant"; accept = "distribution" (see engine/speculate.h); fn: a function. In
 --- llm.load also draft: the draft model, a name or file, or { model =, kv = { blocks = n } }.
 ---
 --- A function is asked in each step, inside of it (it can't wait): f(ctx). ctx has most (tokens that there is room
@@ -14,9 +15,9 @@
 --- ctx:tokens(n, all), ctx:cost(rows). It returns nothing (as the options say), false, how many tokens, a method, both
 --- (`4, "ngram"`), or the tokens themselves.
 ---
---- Drafts may be trees: `return { a, b, c, parents = { 0, 1, 1 } }` says that b or c may follow a; a parent is the place
---- of the token before, 0 is the text, and what stands in front is kept if there is not room for all. All branches are
---- rows of one step, each sees the text and what leads to it.
+--- Drafts may be trees: `return { a, b, c, parents = { 0, 1, 1 } }` says that b or c may follow a; a parent is the
+--- place of the token before, 0 is the text, and what stands in front is kept if there is not room for all. All
+--- branches are rows of one step, each sees the text and what leads to it.
 
 local core = require "llmrun.core"
 local errors = require "llmrun.errors"
@@ -132,7 +133,8 @@ function M.for_request(call, what, self, tenant)
     if method == "off" and not s.fn then return nil end
     return {
         method = method, k = s.k or (base and base.method == method and base.k) or nil, fixed = s.fixed,
-        branches = s.branches or (base and base.method == method and base.branches) or nil, min_match = s.min_match, max_match = s.max_match, accept = s.accept or (base and base.accept),
+        branches = s.branches or (base and base.method == method and base.branches) or nil,
+        min_match = s.min_match, max_match = s.max_match, accept = s.accept or (base and base.accept),
         memory = memory(self, { method = method, scope = s.scope or (base and base.scope), fn = s.fn }, tenant),
         fn = s.fn,
     }

@@ -12,6 +12,11 @@
  * the rest from max(0, p - q) (lr_sampler_judge): more are taken at high temperatures, and the tokens' distribution is
  * the same, but the text of a seed then depends on where drafts were made.
  *
+ * A draft may be a tree: several tokens may follow one (spec.h). Its branches are sequences of the batch, each with
+ * blocks of its own for this step (branches.c), so that a row sees the text and what leads to it, at its own position,
+ * and gives the bits that it would give without drafts. The draws walk through the tree; the path taken is then in
+ * place.
+ *
  * The grammar of a constraint is rolled back after each draft is chosen; verification walks it anew.
  */
 #ifndef LR_ENGINE_SPECULATE_H

@@ -3,8 +3,8 @@
  * A function that drafts is called as f(ctx) inside the engine's step, once for each step in which its request has a
  * token, so it can't wait. ctx is a table that lives as long as the request (the function may keep things in it) with
  * most, batch, acceptance, method, n_prompt, n_generated, last and the methods tokens(n, all) and cost(rows). What it
- * returns: nothing (as the options say), false (no draft), a number of tokens, a method's name, both, or the tokens; with
- * `parents` in their list, these are a tree.
+ * returns: nothing (as the options say), false (no draft), a number of tokens, a method's name, both, or the tokens,
+ * which are a tree if there are `parents` in their list.
  */
 #include "engine/speculate.h"
 #include "base/mem.h"

@@ -26,6 +26,46 @@ static void test_ngram(void **state)
     for (int i = 0; i < 7; i++) assert_int_equal(out[i], 1 + i % 3);
 }
 
+/* ---- trees ---- */
+
+static void test_tree(void **state)
+{
+    /* 1 -> 2 -> {3, 4}; 5 -> 6; 1 and its child 2 once more; one that follows itself */
+    lr_spec_tree t = {.n = 9, .token = {1, 5, 2, 6, 4, 1, 2, 7, 3}, .parent = {-1, -1, 0, 1, 2, -1, 5, 7, 6}};
+    const int32_t token[] = {1, 2, 4, 3, 5, 6};
+    const int parent[] = {-1, 0, 1, 1, -1, 4}, depth[] = {1, 2, 3, 3, 1, 2}, run[] = {0, 0, 0, 1, 2, 2};
+    lr_spec_tree_order(&t);
+    assert_int_equal(t.n, 6);
+    assert_memory_equal(t.token, token, sizeof token);
+    assert_memory_equal(t.parent, parent, sizeof parent);
+    assert_memory_equal(t.depth, depth, sizeof depth);
+    assert_memory_equal(t.run, run, sizeof run);
+    assert_int_equal(t.n_runs, 3);
+    assert_int_equal(t.run_first[1], 3);
+    assert_int_equal(t.run_first[2], 4);
+    assert_int_equal(t.run_first[3], 6);
+    assert_int_equal(lr_spec_tree_child(&t, -1, 5), 4);
+    assert_int_equal(lr_spec_tree_child(&t, 1, 3), 3);
+    assert_int_equal(lr_spec_tree_child(&t, 1, 6), -1);
+    assert_true(lr_spec_tree_above(&t, -1, 3) && lr_spec_tree_above(&t, 1, 3) && !lr_spec_tree_above(&t, 2, 3));
+    const int32_t text[] = {1, 2, 9, 1, 2, 8, 1, 2, 8, 7, 1, 2};
+    lr_spec_tree grown = {.n = 2, .token = {8, 7}, .parent = {-1, 0}};
+    lr_ngram_branches(text, 12, 2, 3, 2, &grown); /* 8 7, 8 1, 9 1 */
+    lr_spec_tree_order(&grown);
+    const int32_t more[] = {8, 7, 1, 9, 1};
+    assert_int_equal(grown.n, 5);
+    assert_memory_equal(grown.token, more, sizeof more);
+    lr_pace pace = {0};
+    lr_pace_odds odds = {0};
+    lr_pace_item it = {.odds = &odds, .method = LR_SPEC_NGRAM, .match = 2, .least = 0.15};
+    lr_pace_cut(&pace, &it, 2, &grown); /* the draft stays, the others' chances are 0.6 * 0.3 * 0.5, and less */
+    assert_int_equal(grown.n, 2);
+    for (int i = 0; i < 400; i++) lr_pace_learn_side(&pace, &odds, LR_SPEC_NGRAM, true);
+    grown = (lr_spec_tree){.n = 3, .token = {8, 9, 4}, .parent = {-1, -1, -1}};
+    lr_pace_cut(&pace, &it, 1, &grown);
+    assert_int_equal(grown.n, 2); /* 0.6 * 0.5 pays, half of that does not */
+}
+
 /* The longest suffix of t (n) that ends before n too. */
 static int longest(const int32_t *t, int n)
 {
@@ -661,10 +701,11 @@ static void test_trouble(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ngram),         cmocka_unit_test(test_suffix),    cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_judge),         cmocka_unit_test(test_vocab),     cmocka_unit_test(test_judge_extremes),
-        cmocka_unit_test(test_pace),          cmocka_unit_test(test_trouble),   cmocka_unit_test(test_identity),
-        cmocka_unit_test(test_pace_gives_up), cmocka_unit_test(test_same_text), cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_tree),           cmocka_unit_test(test_ngram),         cmocka_unit_test(test_suffix),
+        cmocka_unit_test(test_memory),         cmocka_unit_test(test_judge),         cmocka_unit_test(test_vocab),
+        cmocka_unit_test(test_judge_extremes), cmocka_unit_test(test_pace),          cmocka_unit_test(test_trouble),
+        cmocka_unit_test(test_identity),       cmocka_unit_test(test_pace_gives_up), cmocka_unit_test(test_same_text),
+        cmocka_unit_test(test_distribution),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
