@@ -18,6 +18,7 @@ function M.folder()
 end
 
 local function in_folder(folder)
+    if core.stat(folder .. "/config.json") then return folder end -- Hugging Face
     local first
     for _, name in ipairs(core.list(folder) or {}) do
         if name:find("%.gguf$") and (not name:find("%-%d%d%d%d%d%-of%-") or name:find("%-00001%-of%-")) then
@@ -25,11 +26,11 @@ local function in_folder(folder)
             first = folder .. "/" .. name
         end
     end
-    if not first then return nil, ("%s holds no .gguf file"):format(folder), "not_found" end
+    if not first then return nil, ("%s holds no .gguf file and no config.json"):format(folder), "not_found" end
     return first
 end
 
---- The file of a name, a path or a folder; nil, text, code.
+--- The file of a name, a path or a folder (of one with config.json the folder itself); nil, text, code.
 function M.find(name)
     local kind = core.stat(name)
     if kind == "folder" then return in_folder(name) end

@@ -1,4 +1,4 @@
---- From a model file to a model: opens the file, reads its hyperparameters, runs its architecture's script.
+--- From a model's files to a model: opens a GGUF file or a Hugging Face folder, reads its hyperparameters, runs its architecture's script.
 local core = require "llmrun.core"
 local Graph = require "llmrun.graph"
 local hparams = require "llmrun.hparams"
@@ -73,7 +73,7 @@ local function build(file, path, opts)
   if not script then return nil, why, "unsupported" end
   local graph
   local backend = { device = opts.device, threads = opts.threads, isa = opts.isa, compute = opts.compute }
-  graph, err, code = core.graph_new(file, backend)
+  graph, err, code = core.graph_new(file.core or file, backend)
   if not graph then return nil, err, code end
   local g = Graph.new(graph)
   local logits, hidden = script(g, hp)
@@ -85,30 +85,41 @@ local function build(file, path, opts)
       :format(hp.arch, #rest, names), "unsupported"
   end
   local info = file:info()
+  collectgarbage() -- tables of tokens and tensors
   local model = graph:finish(logits.id, hidden and hidden.id or nil, vocab,
     { name = file:get("general.name") or path:match("[^/]+$"), ctx = hp.ctx, fingerprint = info.fingerprint })
   return model, {
-    path = path, arch = hp.arch, hparams = hp, vocab = vocab, file = file, bytes = info.bytes,
+    path = path, arch = hp.arch, hparams = hp, vocab = vocab, file = file, bytes = info.bytes, formats = info.formats,
+    generation = file.generation,
     chat_template = file:get("tokenizer.chat_template"), fingerprint = info.fingerprint,
   }
 end
 
---- Opens a GGUF file and builds its model.
+--- The open file of a path, GGUF or a Hugging Face folder; nil, message, code.
+function loader.file(path)
+  if core.stat(path) == "folder" then
+    local file, err, code = require("llmrun.hf").open(path)
+    if not file then return nil, ("%s: %s"):format(path, err), code end
+    return file
+  end
+  return core.gguf_open(path)
+end
+
+--- Opens a GGUF file or a Hugging Face folder and builds its model.
 -- opts: device, threads, isa, compute ("fast", "bf16", "f32" = the exact reference path), arch (a name, a file or a
 -- function that builds the layer graph), allow_unused (load although tensors are left over).
 -- Returns the model and a table { path, arch, hparams, vocab, file, bytes, chat_template, fingerprint }, or
 -- nil, message, code.
 function loader.open(path, opts)
   opts = opts or {}
-  local file, err, code = core.gguf_open(path)
+  local file, err, code = loader.file(path)
   if not file then return nil, err, code end
   local r = table.pack(xpcall(build, traceback, file, path, opts))
-  if not r[1] then
-    local message, kind = describe_error(r[2])
-    return nil, ("%s: %s"):format(path, message), kind
-  end
-  if not r[2] then return nil, ("%s: %s"):format(path, r[3]), r[4] end
-  return r[2], r[3]
+  local message, kind = r[3], r[4]
+  if r[1] and r[2] then return r[2], r[3] end
+  if not r[1] then message, kind = describe_error(r[2]) end
+  if file.explain then message = file:explain(message) end
+  return nil, ("%s: %s"):format(path, message), kind
 end
 
 return loader

@@ -176,10 +176,12 @@ typedef struct lr_backend_ops {
     bool echoes; /* run knows what to do with a batch's echoes */
     void (*free)(lr_backend *);
     /* Prepares a weight. Linear weights are repacked for the matrix product; `embed` ones are also read row by row.
-     * The tensor's data stays mapped and valid until the weight is freed. Safe to call from the engine thread only;
+     * The tensor's data stays mapped and valid until the weight is freed, or weight_keeps says no. Safe to call from the engine thread only;
      * uses the compute pool inside. */
     int (*weight_new)(lr_backend *, const lr_tensor *, bool linear, bool embed, lr_weight **out, lr_error *err);
     void (*weight_free)(lr_backend *, lr_weight *);
+    /* Whether the weight still reads its tensor's data. NULL = it does. */
+    bool (*weight_keeps)(const lr_backend *, const lr_weight *);
     int (*kv_new)(lr_backend *, const lr_kv_spec *, lr_kv_store **out, lr_error *err);
     void (*kv_free)(lr_backend *, lr_kv_store *);
     /* Copies whole blocks of a group inside the store (copy on write). */

@@ -74,6 +74,12 @@ static void cpu_weight_free(lr_backend *b, lr_weight *w)
     lr_free(w);
 }
 
+static bool cpu_weight_keeps(const lr_backend *b, const lr_weight *w)
+{
+    (void)b;
+    return !w->packed && !w->vec;
+}
+
 static int cpu_weight_new(lr_backend *b, const lr_tensor *t, bool linear, bool embed, lr_weight **out, lr_error *err)
 {
     cpu_backend *be = self(b);
@@ -234,6 +240,7 @@ static const lr_backend_ops cpu_ops = {
     .echoes = true,
     .weight_new = cpu_weight_new,
     .weight_free = cpu_weight_free,
+    .weight_keeps = cpu_weight_keeps,
     .kv_new = cpu_kv_new,
     .kv_free = cpu_kv_free,
     .kv_copy = cpu_kv_copy,

@@ -3,11 +3,13 @@
  * The header's JSON has a fixed shape, so the parser is one function a level and knows no other values: strings, arrays
  * of unsigned integers, two kinds of objects. It never recurses, and asks for memory only for what it has read.
  */
+#define _DEFAULT_SOURCE
 #include "file/safetensors.h"
 #include "base/mem.h"
 #include "file/mapfile.h"
 #include "file/names.h"
 #include <inttypes.h>
+#include <sys/mman.h>
 
 #define HEADER_MAX     100000000u
 #define NAME_MAX_BYTES 65535
@@ -393,6 +395,13 @@ int lr_safetensors_check_unchanged(const lr_safetensors *s, lr_error *err)
     char show[240];
     if (lr_mapfile_unchanged(&s->map, err) == 0) return 0;
     return lr_fail_prefix(err, "%s", lr_printable(show, sizeof show, s->path, strlen(s->path)));
+}
+
+uint64_t lr_safetensors_file_bytes(const lr_safetensors *s) { return s->map.size; }
+
+void lr_safetensors_drop(const lr_safetensors *s, const void *data, size_t n)
+{
+    lr_mapfile_advise(&s->map, (size_t)((const uint8_t *)data - s->map.base), n, MADV_DONTNEED, true);
 }
 
 size_t lr_safetensors_n_tensors(const lr_safetensors *s) { return s->n_tensors; }

@@ -43,6 +43,10 @@ void lr_safetensors_free(lr_safetensors *s);
 /* LR_ESTATE if the file's size or modification time is no longer what it was. */
 int lr_safetensors_check_unchanged(const lr_safetensors *s, lr_error *err);
 
+uint64_t lr_safetensors_file_bytes(const lr_safetensors *s);
+/* The n bytes at data, of this file's, will not be read soon: their pages need not stay in memory. */
+void lr_safetensors_drop(const lr_safetensors *s, const void *data, size_t n);
+
 /* In the order of the header; find: NULL if there is none. */
 size_t lr_safetensors_n_tensors(const lr_safetensors *s);
 const lr_safetensors_tensor *lr_safetensors_tensor_at(const lr_safetensors *s, size_t i);

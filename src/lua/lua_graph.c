@@ -6,6 +6,7 @@
 #include "base/mem.h"
 #include "file/gguf.h"
 #include "lua/lua_int.h"
+#include "model/folder.h"
 #include "model/from_gguf.h"
 #include "model/graph.h"
 #include <string.h>
@@ -221,11 +222,16 @@ static lr_compute check_compute(lua_State *L, const char *s)
     return LR_COMPUTE_FAST;
 }
 
-/* graph_new(gguf, {device=, threads=, isa=, compute="fast"|"bf16"|"f32"}) -> graph, or nil, message, code */
+/* graph_new(gguf or folder, {device=, threads=, isa=, compute="fast"|"bf16"|"f32"}) -> graph, or nil, message, code */
 static int graph_new(lua_State *L)
 {
     lr_error err;
+<<<<<<< HEAD
     lr_gguf *g = lr_lua_check_gguf(L, 1);
+=======
+    lr_folder *folder = lr_lua_to_folder(L, 1);
+    lr_gguf *g = folder ? NULL : check_gguf(L, 1);
+>>>>>>> f74d9be (hf: folders with safetensors, config.json and byte-level tokenizers)
     lua_Integer threads = lr_lua_opt_int(L, 2, "threads", 0);
     if (threads < 0 || threads > INT32_MAX) {
         lr_fail(&err, LR_EINVAL, "threads = %lld is out of range", (long long)threads);
@@ -243,9 +249,15 @@ static int graph_new(lua_State *L)
     lua_pushvalue(L, 1); /* the file stays open as long as the graph */
     lua_setiuservalue(L, -2, 1);
     lr_backend *be;
-    if (lr_backend_new(&be, &cfg, &err) || lr_graph_new(&u->g, be, lr_gguf_weights(g), &err))
+    lr_weight_source source;
+    if (lr_backend_new(&be, &cfg, &err)) return lr_lua_fail(L, &err);
+    if (!folder) {
+        source = lr_gguf_weights(g);
+    } else if (lr_folder_weights(folder, cfg.compute == LR_COMPUTE_F32, &source, &err)) {
+        lr_backend_free(be);
         return lr_lua_fail(L, &err);
-    return 1;
+    }
+    return lr_graph_new(&u->g, be, source, &err) ? lr_lua_fail(L, &err) : 1;
 }
 
 static int check_node(lua_State *L, int idx)

@@ -100,6 +100,7 @@ void lr_lua_open_model(lua_State *L);
 void lr_lua_open_graph(lua_State *L);
 void lr_lua_open_writer(lua_State *L);
 void lr_lua_open_text(lua_State *L);
+void lr_lua_open_folder(lua_State *L);
 void lr_lua_open_engine(lua_State *L);
 void lr_lua_open_logits(lua_State *L);
 void lr_lua_open_sample(lua_State *L);
@@ -118,6 +119,10 @@ void lr_lua_open_spec(lua_State *L);
 
 /* Pushes a table of find, match, gmatch, gsub, each bounded to so many steps a call (lua_pattern.c). */
 void lr_lua_push_patterns(lua_State *L, lua_Integer steps);
+
+/* The folder of safetensors at idx, NULL if the value is none. */
+struct lr_folder;
+struct lr_folder *lr_lua_to_folder(lua_State *L, int idx);
 
 /* ---- logits ---- */
 

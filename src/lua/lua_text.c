@@ -242,8 +242,25 @@ static void *num_list(lua_State *L, int idx, const char *field, size_t n, bool f
     return p;
 }
 
+/* The list of ids t[field], as num_list's; *n of them. */
+static const int32_t *id_list(lua_State *L, int idx, const char *field, size_t *n)
+{
+    lua_Integer len = lua_getfield(L, idx, field) == LUA_TTABLE ? luaL_len(L, -1) : 0;
+    lua_pop(L, 1);
+    *n = len > 0 && len < INT32_MAX ? (size_t)len : 0;
+    return *n ? num_list(L, idx, field, *n, false) : NULL;
+}
+
+/* -1, 1 for false, true; 0 for nil */
+static int opt_choice(lua_State *L, int idx, const char *field)
+{
+    int type = lua_getfield(L, idx, field), on = lua_toboolean(L, -1);
+    lua_pop(L, 1);
+    return type == LUA_TNIL ? 0 : on ? 1 : -1;
+}
+
 /* vocab_new{ model=, pre=, tokens=, scores=, types=, merges=, bos=, eos=, unk=, eot=, pad=, add_bos=, add_eos=,
- * add_space_prefix= } -> vocabulary; nil, text, code */
+ * add_space_prefix=, nfc=, whole=, eogs={ids}, flags={id, lr_token_edge, ...} } -> vocabulary; nil, text, code */
 static int core_vocab_new(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -266,6 +283,11 @@ static int core_vocab_new(lua_State *L)
     s.scores = num_list(L, 1, "scores", n, true);
     s.types = num_list(L, 1, "types", n, false);
     s.merges = str_list(L, 1, "merges", &s.n_merges);
+    s.eogs = id_list(L, 1, "eogs", &s.n_eogs);
+    s.edges = id_list(L, 1, "flags", &s.n_edges);
+    s.n_edges /= 2;
+    s.nfc = opt_choice(L, 1, "nfc");
+    s.whole = opt_choice(L, 1, "whole");
     vocab_ud *u = lua_newuserdatauv(L, sizeof *u, 0);
     u->v = NULL;
     luaL_setmetatable(L, LR_LUA_VOCAB);

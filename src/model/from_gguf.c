@@ -15,10 +15,10 @@ static bool find_weight(void *user, const char *name, lr_tensor *t)
     return true;
 }
 
-static void weight_used(void *user, const lr_tensor *t, bool packed)
+static void weight_used(void *user, const lr_tensor *t, bool gone)
 {
     const lr_gguf_tensor *s = lr_gguf_find_tensor(user, t->name);
-    if (s && packed) lr_gguf_advise(user, s, LR_GGUF_DONTNEED);
+    if (s && gone) lr_gguf_advise(user, s, LR_GGUF_DONTNEED);
 }
 
 lr_weight_source lr_gguf_weights(const lr_gguf *g)

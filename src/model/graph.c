@@ -89,6 +89,17 @@ static void shape_text(const lr_tensor *t, char *buf, size_t cap)
         n += (size_t)snprintf(buf + n, cap - n, "%s%lld", i ? ", " : "", (long long)t->ne[i]);
 }
 
+/* Sees to it that a tensor that was found has its data. */
+static int load_tensor(lr_graph *g, lr_tensor *t, lr_error *err)
+{
+    return t->data || !g->src.load ? 0 : g->src.load(g->src.user, t, err);
+}
+
+static void tensor_used(lr_graph *g, const lr_tensor *t, bool gone)
+{
+    if (g->src.used) g->src.used(g->src.user, t, gone);
+}
+
 static int find_tensor(lr_graph *g, const char *name, lr_tensor *t, lr_error *err)
 {
     if (g->src.find(g->src.user, name, t)) return 0;
@@ -97,7 +108,7 @@ static int find_tensor(lr_graph *g, const char *name, lr_tensor *t, lr_error *er
 
 /* The prepared weight of a name; made at the first use. A tensor used both as embedding and as output head (tied) is
  * prepared twice, once a use: the embedding keeps reading the mapped file. */
-static int get_weight(lr_graph *g, const char *name, const lr_tensor *t, bool linear, bool embed, lr_weight **out,
+static int get_weight(lr_graph *g, const char *name, lr_tensor *t, bool linear, bool embed, lr_weight **out,
                       lr_error *err)
 {
     for (int i = 0; i < g->n_weights; i++) {
@@ -114,13 +125,15 @@ static int get_weight(lr_graph *g, const char *name, const lr_tensor *t, bool li
     named_weight w = {.name = lr_strdup(name), .linear = linear, .embed = embed, .data = t->data};
     if (!w.name) return lr_fail(err, LR_ENOMEM, "no memory for the layer graph");
     memcpy(w.ne, t->ne, sizeof w.ne);
-    rc = g->be->ops->weight_new(g->be, t, linear, embed, &w.w, err);
+    const lr_backend_ops *ops = g->be->ops;
+    rc = load_tensor(g, t, err);
+    if (!rc) rc = ops->weight_new(g->be, t, linear, embed, &w.w, err);
     if (rc) {
         lr_free(w.name);
         return lr_fail_prefix(err, "tensor '%s'", name);
     }
     g->weights[g->n_weights++] = w;
-    if (g->src.used) g->src.used(g->src.user, t, linear);
+    tensor_used(g, t, ops->weight_keeps && !ops->weight_keeps(g->be, w.w));
     *out = w.w;
     return 0;
 }
@@ -183,10 +196,22 @@ static int keep_floats(lr_graph *g, const char *name, int n, const float **out, 
         return lr_fail(err, LR_ESHAPE, "tensor '%s': %lld values where %d are needed", name, (long long)t.ne[0], n);
     if (lr_dtype_block(t.type) != 1)
         return lr_fail(err, LR_EUNSUPPORTED, "tensor '%s': type %s cannot hold factors", name, lr_dtype_name(t.type));
+<<<<<<< HEAD
     float *f = lr_malloc((size_t)n * sizeof *f);
     if (f) lr_dtype_to_f32(t.type, t.data, f, (size_t)n);
     if ((rc = own_floats(g, f, out, err))) return rc;
     if (g->src.used) g->src.used(g->src.user, &t, false);
+=======
+    rc = grow(&g->owned, &g->cap_owned, g->n_owned, sizeof *g->owned, err);
+    if (rc) return rc;
+    if ((rc = load_tensor(g, &t, err))) return rc;
+    float *f = lr_malloc((size_t)n * sizeof *f);
+    if (!f) return lr_fail(err, LR_ENOMEM, "no memory for the layer graph");
+    lr_dtype_to_f32(t.type, t.data, f, (size_t)n);
+    g->owned[g->n_owned++] = f;
+    *out = f;
+    tensor_used(g, &t, true);
+>>>>>>> f74d9be (hf: folders with safetensors, config.json and byte-level tokenizers)
     return 0;
 }
 

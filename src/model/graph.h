@@ -17,13 +17,15 @@
 
 typedef struct lr_graph lr_graph;
 
-/* Where weights come from. find: fills *t and returns true, or false if there is no such tensor. used: told once a
- * weight has been prepared (its file pages are no longer needed if `packed`). free: called with the graph or model. */
+/* Where weights come from. find: fills *t and returns true, or false if there is no such tensor; data stays NULL where
+ * it has to be made first. load: makes it. used: told once a weight has been prepared; gone: the backend has a form of
+ * its own and no longer reads the data. free: called with the graph or model. */
 typedef struct lr_weight_source {
     void *user;
     bool (*find)(void *user, const char *name, lr_tensor *t);
-    void (*used)(void *user, const lr_tensor *t, bool packed); /* NULL = nothing */
-    void (*free)(void *user);                                  /* NULL = nothing */
+    int (*load)(void *user, lr_tensor *t, lr_error *err);    /* NULL = find always gives data */
+    void (*used)(void *user, const lr_tensor *t, bool gone); /* NULL = nothing */
+    void (*free)(void *user);                                /* NULL = nothing */
 } lr_weight_source;
 
 /* Takes over the backend and the source (also on failure). */

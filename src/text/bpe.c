@@ -50,7 +50,7 @@ static int word(void *ctx, size_t start, size_t end)
     lr_tok *t = ctx;
     const lr_vocab *v = t->v;
     const uint8_t *s = t->text;
-    if (v->pre->whole && end - start > 1) {
+    if (v->whole && end - start > 1) {
         int32_t id = whole_word(v, s + start, end - start);
         if (id >= 0) return lr_text_ids_add(&t->out, id, t->err);
     }
@@ -75,7 +75,7 @@ int lr_text_bpe(lr_tok *t, const uint8_t *s, size_t n)
 {
     uint8_t *nfc = NULL;
     if (n == 0) return 0;
-    if (t->v->pre->nfc && lr_uc_nfc(s, n, &nfc, &n, t->err)) return t->err->code;
+    if (t->v->nfc && lr_uc_nfc(s, n, &nfc, &n, t->err)) return t->err->code;
     t->text = nfc ? nfc : s;
     int rc = lr_presplit(t->v->pre, t->text, n, word, t);
     lr_free(nfc);

@@ -47,6 +47,13 @@ enum lr_token_type {
     LR_TT_BYTE = 6,
 };
 
+/* Of a token that is found in a text by its name. */
+enum lr_token_edge {
+    LR_EDGE_LEFT = 1,  /* takes the white space before it along */
+    LR_EDGE_RIGHT = 2, /* and that behind it */
+    LR_EDGE_WORD = 4,  /* only where no letter, number or _ stands next to it */
+};
+
 /* Everything is borrowed for the call only. */
 typedef struct lr_vocab_spec {
     const char *model;    /* tokenizer.ggml.model: "gpt2" (byte-level BPE) or "llama" (SentencePiece BPE) */
@@ -56,7 +63,12 @@ typedef struct lr_vocab_spec {
     const float *scores;  /* (n_tokens) or NULL: all 0; needed for llama */
     const int32_t *types; /* (n_tokens) lr_token_type, or NULL: all normal */
     size_t n_merges;      /* gpt2 only */
-    const lr_str *merges; /* (n_merges) "a b", best first */
+    const lr_str *merges; /* (n_merges) "a b", best first; a zero byte instead of the space is taken too */
+    size_t n_eogs;        /* further tokens that end generation */
+    const int32_t *eogs;  /* (n_eogs) */
+    size_t n_edges;       /* what tokens found by their names take along, see lr_token_edge */
+    const int32_t *edges; /* (2 n_edges) id, lr_token_edge bits */
+    int nfc, whole;       /* gpt2: instead of what the rule says (presplit.h): 1 yes, -1 no, 0 as it says */
     int32_t bos, eos, unk, eot, pad; /* -1 = none */
     bool add_bos, add_eos;           /* tokenizer.ggml.add_bos_token, add_eos_token; see lr_text_default_bos */
     bool add_space_prefix;           /* llama only; a file that does not say means true */

@@ -42,11 +42,13 @@ struct lr_vocab {
     uint32_t n;
     int32_t bos, eos, unk, eot, pad;
     bool add_bos, add_eos, add_space_prefix;
+    bool nfc, whole; /* BPE: see lr_pre */
     size_t max_raw, max_piece;
 
     char *raw_text, *piece_text;
     uint32_t *raw_at, *piece_at; /* (n + 1) */
     uint8_t *type, *flag;        /* (n) */
+    uint8_t *edge;               /* (n) lr_token_edge, or NULL: none has any */
     uint32_t *rank;              /* (n) SentencePiece: the higher the score, the lower the rank */
 
     struct lr_slot {

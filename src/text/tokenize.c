@@ -2,6 +2,7 @@
  * algorithm (bpe.c, spm.c), and puts BOS and EOS where the file wants them.
  */
 #include "text/text_int.h"
+#include "text/unicode.h"
 
 int lr_text_ids_add(lr_ids *o, int32_t id, lr_error *err)
 {
@@ -25,6 +26,43 @@ static int segment(lr_tok *t, const uint8_t *s, size_t n, bool *fresh)
     return v->kind == LR_VOCAB_BPE ? lr_text_bpe(t, s, n) : lr_text_spm(t, s, n, prefix);
 }
 
+static bool word_char(const uint8_t *s, size_t i, size_t n)
+{
+    int32_t cp;
+    lr_utf8_get(s + i, n - i, &cp);
+    return cp == '_' || lr_uc_class(cp) & (LR_UC_L | LR_UC_N | LR_UC_M);
+}
+
+/* Where the character before s[i] begins, i > from. */
+static size_t char_before(const uint8_t *s, size_t from, size_t i)
+{
+    size_t k = i - 1;
+    while (k > from && i - k < 4 && (s[k] & 0xC0) == 0x80) k--;
+    int32_t cp;
+    return k + lr_utf8_get(s + k, i - k, &cp) == i ? k : i - 1;
+}
+
+static bool white(const uint8_t *s, size_t i, size_t n)
+{
+    int32_t cp;
+    lr_utf8_get(s + i, n - i, &cp);
+    return (lr_uc_class(cp) & LR_UC_WS) != 0;
+}
+
+/* A name at s[*i..*end): whether it counts there, and what it takes along of s[from..n). */
+static bool edges(const lr_vocab *v, int32_t id, const uint8_t *s, size_t from, size_t n, size_t *i, size_t *end)
+{
+    unsigned e = v->edge ? v->edge[id] : 0;
+    if (e & LR_EDGE_WORD && ((*i > 0 && word_char(s, char_before(s, 0, *i), n)) || (*end < n && word_char(s, *end, n))))
+        return false;
+    for (size_t k; e & LR_EDGE_LEFT && *i > from && white(s, k = char_before(s, from, *i), n);) *i = k;
+    while (e & LR_EDGE_RIGHT && *end < n && white(s, *end, n)) {
+        int32_t cp;
+        *end += lr_utf8_get(s + *end, n - *end, &cp);
+    }
+    return true;
+}
+
 static int tokenize(lr_tok *t, const uint8_t *s, size_t n, unsigned flags)
 {
     const lr_vocab *v = t->v;
@@ -33,17 +71,17 @@ static int tokenize(lr_tok *t, const uint8_t *s, size_t n, unsigned flags)
     size_t from = 0, i = 0;
     while (i < n) {
         int32_t id = names->first[s[i]] < names->first[s[i] + 1] ? lr_vocab_names_match(v, names, s, i, n) : -1;
-        if (id < 0) {
+        size_t at = i, end = id < 0 ? 0 : i + lr_vocab_piece_str(v, (uint32_t)id).n;
+        if (id < 0 || !edges(v, id, s, from, n, &at, &end)) {
             i++;
             continue;
         }
         bool control = v->flag[id] & LR_TF_CONTROL;
-        if (i > from && segment(t, s + from, i - from, &fresh)) return t->err->code;
+        if (at > from && segment(t, s + from, at - from, &fresh)) return t->err->code;
         if (!control && fresh && segment(t, s, 0, &fresh)) return t->err->code;
         if (lr_text_ids_add(&t->out, id, t->err)) return t->err->code;
         if (control) fresh = true;
-        i += lr_vocab_piece_str(v, (uint32_t)id).n;
-        from = i;
+        from = i = end;
     }
     return from < n ? segment(t, s + from, n - from, &fresh) : 0;
 }

@@ -299,7 +299,8 @@ static int add_merges(lr_vocab *v, const lr_vocab_spec *spec, lr_error *err)
     if (!v->pair) return lr_fail(err, LR_ENOMEM, "no memory for %zu merges", spec->n_merges);
     for (size_t i = 0; i < spec->n_merges; i++) {
         lr_str m = spec->merges[i];
-        const char *space = m.n > 2 ? memchr(m.s + 1, ' ', m.n - 2) : NULL;
+        const char *space = m.n > 2 ? memchr(m.s + 1, 0, m.n - 2) : NULL;
+        if (!space && m.n > 2) space = memchr(m.s + 1, ' ', m.n - 2);
         if (!space || m.n > sizeof both) return lr_fail(err, LR_EFORMAT, "tokenizer: merge %zu is not two tokens", i);
         size_t na = (size_t)(space - m.s), nb = m.n - na - 1;
         memcpy(both, m.s, na);
@@ -392,6 +393,15 @@ static int check_spec(lr_vocab *v, const lr_vocab_spec *spec, lr_error *err)
         if (ids[i].id < -1 || ids[i].id >= (int32_t)spec->n_tokens)
             return lr_fail(err, LR_EFORMAT, "tokenizer: the %s token is %d, of %u tokens", ids[i].name, ids[i].id,
                            spec->n_tokens);
+    for (size_t i = 0; i < spec->n_eogs; i++)
+        if (spec->eogs[i] < 0 || spec->eogs[i] >= (int32_t)spec->n_tokens)
+            return lr_fail(err, LR_EFORMAT, "tokenizer: token %d ends texts, of %u tokens", spec->eogs[i],
+                           spec->n_tokens);
+    for (size_t i = 0; i < spec->n_edges; i++)
+        if (spec->edges[2 * i] < 0 || spec->edges[2 * i] >= (int32_t)spec->n_tokens)
+            return lr_fail(err, LR_EFORMAT, "tokenizer: token %d, of %u tokens", spec->edges[2 * i], spec->n_tokens);
+    v->nfc = v->pre && (spec->nfc ? spec->nfc > 0 : v->pre->nfc);
+    v->whole = v->pre && (spec->whole ? spec->whole > 0 : v->pre->whole);
     v->n = spec->n_tokens;
     v->bos = spec->bos, v->eos = spec->eos, v->unk = spec->unk, v->eot = spec->eot, v->pad = spec->pad;
     v->add_bos = spec->add_bos, v->add_eos = spec->add_eos;
@@ -445,6 +455,12 @@ int lr_vocab_new(lr_vocab **out, const lr_vocab_spec *spec, lr_error *err)
     atomic_init(&v->refs, 1);
     if (check_spec(v, spec, err) || add_texts(v, spec, err)) goto fail;
     set_flags(v);
+    for (size_t i = 0; i < spec->n_eogs; i++) v->flag[spec->eogs[i]] |= LR_TF_EOG;
+    if (spec->n_edges && !(v->edge = lr_calloc(v->n, 1))) {
+        lr_fail(err, LR_ENOMEM, "no memory for %u tokens", v->n);
+        goto fail;
+    }
+    for (size_t i = 0; i < spec->n_edges; i++) v->edge[spec->edges[2 * i]] = (uint8_t)spec->edges[2 * i + 1];
     find_bytes(v);
     if (v->kind == LR_VOCAB_BPE ? add_merges(v, spec, err) : add_scores(v, spec, err)) goto fail;
     if (names_build(v, &v->special, LR_TF_NAME, err) || names_build(v, &v->plain, LR_TF_PLAIN, err)) goto fail;
@@ -464,8 +480,8 @@ lr_vocab *lr_vocab_ref(lr_vocab *v)
 void lr_vocab_unref(lr_vocab *v)
 {
     if (!v || atomic_fetch_sub(&v->refs, 1) != 1) return;
-    void *parts[] = {v->raw_text, v->piece_text, v->raw_at, v->piece_at,   v->type,     v->flag, v->rank,
-                     v->slot,     v->pair,       v->near,   v->special.id, v->plain.id, v};
+    void *parts[] = {v->raw_text, v->piece_text, v->raw_at, v->piece_at, v->type,       v->flag,     v->rank,
+                     v->slot,     v->edge,       v->pair,   v->near,     v->special.id, v->plain.id, v};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) lr_free(parts[i]);
 }
 

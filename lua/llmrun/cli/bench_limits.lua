@@ -18,7 +18,7 @@ end
 --- What a model asks of the machine: { bytes = of weights read by a step, layers, output = multiply-adds of a row,
 --- kv = layers of keys and values, hp }; nil if that can't be told from its file, or if it is small.
 function M.work(path)
-    local file = core.gguf_open(path)
+    local file = require("llmrun.loader").file(path)
     if not file then return nil end
     local w = { bytes = 0, layers = 0, output = 0 }
     local embed

@@ -69,16 +69,21 @@ local function totals(tensors)
     return order, bytes, params
 end
 
-local function gather(path, o)
-    local file, err = core.gguf_open(path)
+local function open(path)
+    local file, err = require("llmrun.loader").file(path)
     if not file then args.fail(err) end
+    return file
+end
+
+local function gather(path, o)
+    local file = open(path)
     local r = { path = path, file = file, info = file:info(), tensors = file:tensors(), keys = file:keys() }
     r.types, r.weight_bytes, r.parameters = totals(r.tensors)
     local tokens = file:get("tokenizer.ggml.tokens")
-    r.n_tokens = tokens and #tokens or 0
+    r.n_tokens = tokens and #tokens or r.info.kind and file:get(file:get("general.architecture") .. ".vocab_size") or 0
     r.layers, r.hp = plan.layers(file, r.n_tokens)
     if not r.layers then
-        r.problem = r.hp
+        r.problem = file.explain and file:explain(r.hp) or r.hp
         return r
     end
     r.ctx = o.ctx or r.hp.ctx
@@ -151,13 +156,18 @@ local function print_kernels(r, o)
 end
 
 local function print_text(r, o)
-    print(("%s\n  GGUF version %d, %s%s, %d keys, %d tensors, %.1f million parameters"):format(r.path, r.info.version,
-        common.size(r.info.bytes), #r.info.shards > 1 and (" in %d files"):format(#r.info.shards) or "", #r.keys,
+    print(("%s\n  %s, %s%s, %d keys, %d tensors, %.1f million parameters"):format(r.path,
+        r.info.version and ("GGUF version %d"):format(r.info.version) or "Hugging Face folder", common.size(r.info.bytes), #r.info.shards > 1 and (" in %d files"):format(#r.info.shards) or "", #r.keys,
         #r.tensors, r.parameters / 1e6))
     print("\nmetadata")
     for _, k in ipairs(r.keys) do print(("  %-42s %-5s %s"):format(k.key, k.type, show_value(r.file, k))) end
     print("\ntensors")
     for _, e in ipairs(r.types) do print(("  %-6s %5d  %10s"):format(e.type, e.n, common.size(e.bytes))) end
+    for _, f in ipairs(r.info.formats or {}) do
+        if f.from ~= f.to then
+            print(("  %d from %s, as %s%s"):format(f.count, f.from, f.to, f.exact and "" or ", rounded"))
+        end
+    end
     if o.tensors then
         for _, t in ipairs(r.tensors) do
             print(("  %-42s %-6s %-20s %s"):format(t.name, t.type, table.concat(t.shape, " x "), common.size(t.bytes)))
@@ -170,7 +180,7 @@ end
 local function print_json(r, o)
     local json = require "cjson"
     local out = { path = r.path, version = r.info.version, bytes = r.info.bytes, parameters = r.parameters,
-        weight_bytes = r.weight_bytes, tensors = r.tensors, metadata = {}, kv_bytes = r.kv_bytes, ctx = r.ctx,
+        formats = r.info.formats, weight_bytes = r.weight_bytes, tensors = r.tensors, metadata = {}, kv_bytes = r.kv_bytes, ctx = r.ctx,
         batch = o.batch, kv_type = o.kv_type, kv_value_type = o.kv_value_type, problem = r.problem }
     for _, k in ipairs(r.keys) do
         local v = r.file:get(k.key)
@@ -189,8 +199,7 @@ function M.run(o, words)
     if words[2] then args.fail(("unexpected argument '%s'"):format(words[2]), 2) end
     local path = common.find(name)
     if o.key then
-        local file, err = core.gguf_open(path)
-        if not file then args.fail(err) end
+        local file = open(path)
         local v = file:get(o.key)
         if v == nil then args.fail(("%s has no key '%s'"):format(path, o.key)) end
         print(type(v) == "table" and table.concat(v, "\n") or tostring(v))

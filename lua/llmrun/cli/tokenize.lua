@@ -26,7 +26,7 @@ local M = {
 local function shown(piece) return (("%q"):format(piece):gsub("\\\n", "\\n"):gsub("\r", "\\r")) end
 
 function M.run(o)
-    local file, err = core.gguf_open(common.find(o.model))
+    local file, err = require("llmrun.loader").file(common.find(o.model))
     if not file then args.fail(err) end
     local vocab, verr = file:vocab()
     if not vocab then args.fail(("%s: %s"):format(o.model, verr)) end

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Writes tests/data/hf: tiny Hugging Face folders and tokenizers, with what Transformers and Tokenizers make of them.
+
+Usage: python3 scripts/gen_hf_ref.py [models] [quant] [tokenizers]   (from the repository root; default: all)
+
+Makes a virtual environment in ~/.cache/llmrun/hf-venv with torch, transformers, tokenizers, safetensors and
+sentencepiece if there is none (several GB), and runs itself in it.
+
+models      random models of each architecture, two layers or so, in BF16, F16 and F32; ref/NAME.json has prompt ids and
+            logits in float32 of the weights as they were rounded
+quant       one random layer in each quantized format, packed by the rules written out here; the logits are those of
+            the dequantized weights
+tokenizers  trained on a few texts; ref/tokenizers.json has ids
+"""
+import json
+import os
+import subprocess
+import sys
+
+VENV = os.path.expanduser("~/.cache/llmrun/hf-venv")
+PACKAGES = ["torch", "numpy", "transformers", "tokenizers", "safetensors", "sentencepiece", "protobuf"]
+if os.path.realpath(sys.prefix) != os.path.realpath(VENV):
+    if not os.path.exists(VENV + "/ready"):
+        subprocess.check_call([sys.executable, "-m", "venv", VENV])
+        subprocess.check_call([VENV + "/bin/pip", "-q", "install", *PACKAGES])
+        open(VENV + "/ready", "w").close()
+    os.execv(VENV + "/bin/python3", [VENV + "/bin/python3", *sys.argv])
+
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
+from safetensors.torch import save_file  # noqa: E402
+
+DIR = "tests/data/hf"
+IDS = [1, 72, 101, 108, 108, 111, 32, 200, 150, 9, 33, 257, 64, 65, 90, 40]
+ROWS = [0, 6, 15]
+VOCAB = 264
+
+torch.set_num_threads(2)
+transformers.logging.set_verbosity_error()
+
+
+def write_json(path, value):
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    with open(path, "w") as f:
+        json.dump(value, f, ensure_ascii=False, separators=(",", ":"), sort_keys=True)
+        f.write("\n")
+
+
+def logits_of(model, ids=None):
+    ids = ids or IDS
+    with torch.no_grad():
+        out = model(torch.tensor([ids])).logits[0].float()
+    return {"ids": ids, "rows": ROWS,
+            "logits": [[float(f"{x:.7g}") for x in out[r].tolist()] for r in ROWS],
+            "best": out.argmax(-1).tolist()}
+
+
+def randomize(model, seed, scale=0.25):
+    """Weights large enough that logits differ, norms about one, biases that matter."""
+    g = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "norm" in name:
+                base = 0.0 if "gemma" in type(model).__name__.lower() else 1.0
+                p.copy_(base + 0.3 * torch.rand(p.shape, generator=g) - 0.15)
+            elif "embed" in name or "wte" in name:
+                p.copy_(torch.randn(p.shape, generator=g))
+            else:
+                p.copy_(scale * torch.randn(p.shape, generator=g))
+    return model
+
+
+def tidy(folder):
+    """Files that say the same each time: no versions, no generation config."""
+    path = folder + "/config.json"
+    c = json.load(open(path))
+    c.pop("transformers_version", None)
+    write_json(path, c)
+    for name in ["generation_config.json"]:
+        if os.path.exists(f"{folder}/{name}"):
+            os.remove(f"{folder}/{name}")
+
+
+# ---- plain models ----
+
+SMALL = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
+             num_key_value_heads=1, head_dim=32, max_position_embeddings=256, rms_norm_eps=1e-5,
+             bos_token_id=1, eos_token_id=2, pad_token_id=None, attn_implementation="eager")
+
+
+def small(**more):
+    return {**SMALL, **more}
+
+
+def byte_chars():
+    """The characters that byte-level tokenizers write bytes with."""
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in shown]
+    return [chr(b) if b in shown else chr(256 + rest.index(b)) for b in range(256)]
+
+
+def byte_tokenizer():
+    """A token a byte, for the tiny models."""
+    special = [{"id": i, "content": c, "special": True, "normalized": False, "lstrip": False, "rstrip": False,
+                "single_word": False} for i, c in enumerate(["<unk>", "<s>", "</s>"])]
+    write_json(f"{DIR}/bytes/tokenizer.json", {
+        "version": "1.0", "truncation": None, "padding": None, "added_tokens": special, "normalizer": None,
+        "pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True},
+        "post_processor": None, "decoder": {"type": "ByteLevel"},
+        "model": {"type": "BPE", "unk_token": None, "byte_fallback": False, "ignore_merges": False, "merges": [],
+                  "vocab": {"<unk>": 0, "<s>": 1, "</s>": 2, **{c: i + 3 for i, c in enumerate(byte_chars())}}}})
+    write_json(f"{DIR}/bytes/tokenizer_config.json", {
+        "bos_token": "<s>", "eos_token": {"content": "</s>"}, "unk_token": "<unk>",
+        "chat_template": "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"})
+
+
+def models():
+    t = transformers
+    byte_tokenizer()
+    kinds = {
+        "llama-bf16": (t.LlamaForCausalLM(t.LlamaConfig(**small(tie_word_embeddings=True))), torch.bfloat16, "70KB"),
+        "qwen2-f16": (t.Qwen2ForCausalLM(t.Qwen2Config(**small(num_hidden_layers=1, tie_word_embeddings=True,
+                      rope_parameters={"rope_theta": 1e6, "rope_type": "default"}))), torch.float16, "10GB"),
+        "qwen3-f32": (t.Qwen3ForCausalLM(t.Qwen3Config(**small(hidden_size=32, head_dim=32, intermediate_size=64,
+                      num_hidden_layers=1, tie_word_embeddings=False))), torch.float32, "10GB"),
+        "gemma3-bf16": (t.Gemma3ForCausalLM(t.Gemma3TextConfig(**small(hidden_size=32, intermediate_size=64, head_dim=16,
+                        num_hidden_layers=6, sliding_window=8, query_pre_attn_scalar=16,
+                        tie_word_embeddings=True))), torch.bfloat16, "10GB"),
+    }
+    for i, (name, (model, dtype, shard)) in enumerate(kinds.items()):
+        folder = f"{DIR}/models/{name}"
+        randomize(model, 100 + i)
+        model = model.to(dtype).eval()
+        model.save_pretrained(folder, max_shard_size=shard)
+        tidy(folder)
+        model = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+        write_json(f"{DIR}/ref/{name}.json", logits_of(model.eval()))
+        print(name)
+
+
+def main():
+    what = sys.argv[1:] or ["models", "quant", "tokenizers"]
+    for name in what:
+        globals()[name]()
+
+
+if __name__ == "__main__":
+    main()
