@@ -61,7 +61,7 @@ def randomize(model, seed, scale=0.25):
     g = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, p in model.named_parameters():
-            if "norm" in name:
+            if "norm" in name or ".ln_" in name:
                 base = 0.0 if "gemma" in type(model).__name__.lower() else 1.0
                 p.copy_(base + 0.3 * torch.rand(p.shape, generator=g) - 0.15)
             elif "embed" in name or "wte" in name:
@@ -91,6 +91,12 @@ SMALL = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=96, num_hidden_
 
 def small(**more):
     return {**SMALL, **more}
+
+
+def tiny(**more):
+    fields = small(**{**dict(hidden_size=32, intermediate_size=64, head_dim=16, num_hidden_layers=1,
+                             tie_word_embeddings=True), **more})
+    return {k: v for k, v in fields.items() if k != "head_dim" or v}
 
 
 def byte_chars():
@@ -127,8 +133,28 @@ def models():
         "gemma3-bf16": (t.Gemma3ForCausalLM(t.Gemma3TextConfig(**small(hidden_size=32, intermediate_size=64, head_dim=16,
                         num_hidden_layers=6, sliding_window=8, query_pre_attn_scalar=16,
                         tie_word_embeddings=True))), torch.bfloat16, "10GB"),
+        "mistral-llama3": (t.MistralForCausalLM(t.MistralConfig(**tiny(sliding_window=7, rope_parameters={
+            "rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0, "original_max_position_embeddings": 64}))), torch.bfloat16, "10GB"),
+        "gemma2-bf16": (t.Gemma2ForCausalLM(t.Gemma2Config(**tiny(sliding_window=7, query_pre_attn_scalar=24,
+                        num_hidden_layers=2))), torch.bfloat16, "10GB"),
+        "phi3-bf16": (t.Phi3ForCausalLM(t.Phi3Config(**tiny(original_max_position_embeddings=64, rope_parameters={
+            "rope_type": "longrope", "rope_theta": 10000.0, "partial_rotary_factor": 0.75,
+            "long_factor": [1.0, 1.5, 2.5, 4.0, 6.5, 9.0], "short_factor": [1.0, 1.05, 1.1, 1.2, 1.35, 1.5],
+            "original_max_position_embeddings": 64, "factor": 4.0}, head_dim=None))), torch.bfloat16, "10GB"),
+        "olmo2-bf16": (t.Olmo2ForCausalLM(t.Olmo2Config(**tiny(head_dim=None))), torch.bfloat16, "10GB"),
+        "granite-bf16": (t.GraniteForCausalLM(t.GraniteConfig(**tiny(
+            head_dim=None, embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2,
+            logits_scaling=2.0))), torch.bfloat16, "10GB"),
+        "smollm3-bf16": (t.SmolLM3ForCausalLM(t.SmolLM3Config(**tiny(
+            num_hidden_layers=4, intermediate_size=32, head_dim=None, use_sliding_window=False))), torch.bfloat16, "10GB"),
+        "gpt2-bf16": (t.GPT2LMHeadModel(t.GPT2Config(
+            n_embd=32, n_layer=1, n_head=2, n_inner=64, vocab_size=VOCAB, n_positions=64, bos_token_id=1,
+            eos_token_id=2, attn_implementation="eager")), torch.bfloat16, "10GB"),
     }
     for i, (name, (model, dtype, shard)) in enumerate(kinds.items()):
+        if os.path.exists(f"{DIR}/ref/{name}.json") and os.environ.get("MISSING"):
+            continue
         folder = f"{DIR}/models/{name}"
         randomize(model, 100 + i)
         model = model.to(dtype).eval()

@@ -1,4 +1,5 @@
---- From a model's files to a model: opens a GGUF file or a Hugging Face folder, reads its hyperparameters, runs its architecture's script.
+--- From a model's files to a model: opens a GGUF file or a Hugging Face folder, reads its hyperparameters, runs its
+-- architecture's script.
 local core = require "llmrun.core"
 local Graph = require "llmrun.graph"
 local hparams = require "llmrun.hparams"

@@ -28,6 +28,7 @@ typedef struct lr_tensor {
     int64_t ne[4];
     const void *data; /* NULL for a tensor that is only planned (memory estimates) */
     size_t size;      /* bytes */
+    int64_t first;    /* row (or value, of a vector) of the named tensor that data begins with */
 } lr_tensor;
 
 typedef struct lr_weight lr_weight; /* a tensor as the backend keeps it (repacked, or as it is) */
@@ -176,8 +177,8 @@ typedef struct lr_backend_ops {
     bool echoes; /* run knows what to do with a batch's echoes */
     void (*free)(lr_backend *);
     /* Prepares a weight. Linear weights are repacked for the matrix product; `embed` ones are also read row by row.
-     * The tensor's data stays mapped and valid until the weight is freed, or weight_keeps says no. Safe to call from the engine thread only;
-     * uses the compute pool inside. */
+     * The tensor's data stays mapped and valid until the weight is freed, or weight_keeps says no. Safe to call from
+     * the engine thread only; uses the compute pool inside. */
     int (*weight_new)(lr_backend *, const lr_tensor *, bool linear, bool embed, lr_weight **out, lr_error *err);
     void (*weight_free)(lr_backend *, lr_weight *);
     /* Whether the weight still reads its tensor's data. NULL = it does. */

@@ -226,12 +226,8 @@ static lr_compute check_compute(lua_State *L, const char *s)
 static int graph_new(lua_State *L)
 {
     lr_error err;
-<<<<<<< HEAD
-    lr_gguf *g = lr_lua_check_gguf(L, 1);
-=======
     lr_folder *folder = lr_lua_to_folder(L, 1);
-    lr_gguf *g = folder ? NULL : check_gguf(L, 1);
->>>>>>> f74d9be (hf: folders with safetensors, config.json and byte-level tokenizers)
+    lr_gguf *g = folder ? NULL : lr_lua_check_gguf(L, 1);
     lua_Integer threads = lr_lua_opt_int(L, 2, "threads", 0);
     if (threads < 0 || threads > INT32_MAX) {
         lr_fail(&err, LR_EINVAL, "threads = %lld is out of range", (long long)threads);

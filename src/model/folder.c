@@ -499,18 +499,26 @@ static int source_load(void *user, lr_tensor *t, lr_error *err)
 {
     source *s = user;
     const weight *w = find(s, t->name);
+    int64_t rows = w->n_dims == 1 ? 1 : t->ne[1] * t->ne[2], first = w->n_dims == 1 ? 0 : t->first;
     size_t row = (size_t)(w->ne[0] / lr_dtype_block(t->type)) * (size_t)lr_dtype_bytes(t->type), total;
-    if (!lr_mul(row, (size_t)w->ne[1], &total) || !lr_mul(total, (size_t)w->ne[2], &total))
-        return lr_fail(err, LR_ENOMEM, "tensor '%s' is too large", t->name);
+    if (!lr_mul(row, (size_t)rows, &total)) return lr_fail(err, LR_ENOMEM, "tensor '%s' is too large", t->name);
     int rc = grow(&s->kept, &s->cap_kept, s->n_kept, sizeof *s->kept, err);
     if (rc) return rc;
     uint8_t *dst = lr_alloc_aligned(total), *at = dst;
     if (!dst) return lr_fail(err, LR_ENOMEM, "no memory for %zu bytes of '%s'", total, t->name);
-    for (size_t i = 0; i < w->n_parts; i++) {
+    for (size_t i = 0; i < w->n_parts && rows > 0; i++) {
         const lr_part *p = &w->parts[i];
-        lr_part_rows(p, t->type, 0, p->out, at);
-        at += (size_t)p->out * row;
+        int64_t n = p->out - first < rows ? p->out - first : rows;
+        if (n > 0) {
+            lr_part_rows(p, t->type, first, first + n, at);
+            at += (size_t)n * row;
+            rows -= n;
+        }
+        first = first > p->out ? first - p->out : 0;
     }
+    if (w->n_dims == 1 && t->first)
+        memmove(dst, dst + (size_t)t->first * (size_t)lr_dtype_bytes(t->type),
+                (size_t)t->ne[0] * (size_t)lr_dtype_bytes(t->type));
     s->kept[s->n_kept++] = dst;
     t->data = dst;
     t->size = total;

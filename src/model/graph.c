@@ -17,7 +17,7 @@ typedef struct named_weight {
     char *name;
     lr_weight *w;
     bool linear, embed;
-    const void *data; /* of the tensor, or of the rows of it that the weight is */
+    int64_t first; /* the row of the tensor that the weight begins with */
     int64_t ne[4];
 } named_weight;
 
@@ -113,7 +113,7 @@ static int get_weight(lr_graph *g, const char *name, lr_tensor *t, bool linear, 
 {
     for (int i = 0; i < g->n_weights; i++) {
         named_weight *w = &g->weights[i];
-        if (w->linear == linear && w->embed == embed && w->data == t->data && w->ne[1] == t->ne[1] &&
+        if (w->linear == linear && w->embed == embed && w->first == t->first && w->ne[1] == t->ne[1] &&
             strcmp(w->name, name) == 0) {
             *out = w->w;
             return 0;
@@ -122,7 +122,7 @@ static int get_weight(lr_graph *g, const char *name, lr_tensor *t, bool linear, 
     if (g->n_weights >= MAX_WEIGHTS) return lr_fail(err, LR_ELIMIT, "the graph has more than %d weights", MAX_WEIGHTS);
     int rc = grow(&g->weights, &g->cap_weights, g->n_weights, sizeof *g->weights, err);
     if (rc) return rc;
-    named_weight w = {.name = lr_strdup(name), .linear = linear, .embed = embed, .data = t->data};
+    named_weight w = {.name = lr_strdup(name), .linear = linear, .embed = embed, .first = t->first};
     if (!w.name) return lr_fail(err, LR_ENOMEM, "no memory for the layer graph");
     memcpy(w.ne, t->ne, sizeof w.ne);
     const lr_backend_ops *ops = g->be->ops;
@@ -154,6 +154,7 @@ static int take_rows(lr_tensor *t, const char *name, int first, int n, lr_error 
     size_t row = (size_t)(k / block) * (size_t)lr_dtype_bytes(t->type);
     if (t->data) t->data = (const char *)t->data + (size_t)first * row;
     t->size = (size_t)n * row;
+    t->first = first;
     t->ne[d] = n;
     return 0;
 }
@@ -196,22 +197,11 @@ static int keep_floats(lr_graph *g, const char *name, int n, const float **out, 
         return lr_fail(err, LR_ESHAPE, "tensor '%s': %lld values where %d are needed", name, (long long)t.ne[0], n);
     if (lr_dtype_block(t.type) != 1)
         return lr_fail(err, LR_EUNSUPPORTED, "tensor '%s': type %s cannot hold factors", name, lr_dtype_name(t.type));
-<<<<<<< HEAD
-    float *f = lr_malloc((size_t)n * sizeof *f);
-    if (f) lr_dtype_to_f32(t.type, t.data, f, (size_t)n);
-    if ((rc = own_floats(g, f, out, err))) return rc;
-    if (g->src.used) g->src.used(g->src.user, &t, false);
-=======
-    rc = grow(&g->owned, &g->cap_owned, g->n_owned, sizeof *g->owned, err);
-    if (rc) return rc;
     if ((rc = load_tensor(g, &t, err))) return rc;
     float *f = lr_malloc((size_t)n * sizeof *f);
-    if (!f) return lr_fail(err, LR_ENOMEM, "no memory for the layer graph");
-    lr_dtype_to_f32(t.type, t.data, f, (size_t)n);
-    g->owned[g->n_owned++] = f;
-    *out = f;
+    if (f) lr_dtype_to_f32(t.type, t.data, f, (size_t)n);
     tensor_used(g, &t, true);
->>>>>>> f74d9be (hf: folders with safetensors, config.json and byte-level tokenizers)
+    if ((rc = own_floats(g, f, out, err))) return rc;
     return 0;
 }
 

@@ -18,8 +18,8 @@
 typedef struct lr_graph lr_graph;
 
 /* Where weights come from. find: fills *t and returns true, or false if there is no such tensor; data stays NULL where
- * it has to be made first. load: makes it. used: told once a weight has been prepared; gone: the backend has a form of
- * its own and no longer reads the data. free: called with the graph or model. */
+ * it has to be made first. load: makes those rows of it that t is. used: told once a weight has been prepared; gone:
+ * the backend has a form of its own and no longer reads the data. free: called with the graph or model. */
 typedef struct lr_weight_source {
     void *user;
     bool (*find)(void *user, const char *name, lr_tensor *t);

@@ -157,7 +157,9 @@ end
 
 local function print_text(r, o)
     print(("%s\n  %s, %s%s, %d keys, %d tensors, %.1f million parameters"):format(r.path,
-        r.info.version and ("GGUF version %d"):format(r.info.version) or "Hugging Face folder", common.size(r.info.bytes), #r.info.shards > 1 and (" in %d files"):format(#r.info.shards) or "", #r.keys,
+        r.info.version and ("GGUF version %d"):format(r.info.version) or "Hugging Face folder",
+        common.size(r.info.bytes),
+        #r.info.shards > 1 and (" in %d files"):format(#r.info.shards) or "", #r.keys,
         #r.tensors, r.parameters / 1e6))
     print("\nmetadata")
     for _, k in ipairs(r.keys) do print(("  %-42s %-5s %s"):format(k.key, k.type, show_value(r.file, k))) end
@@ -180,7 +182,8 @@ end
 local function print_json(r, o)
     local json = require "cjson"
     local out = { path = r.path, version = r.info.version, bytes = r.info.bytes, parameters = r.parameters,
-        formats = r.info.formats, weight_bytes = r.weight_bytes, tensors = r.tensors, metadata = {}, kv_bytes = r.kv_bytes, ctx = r.ctx,
+        formats = r.info.formats, weight_bytes = r.weight_bytes, tensors = r.tensors, metadata = {},
+        kv_bytes = r.kv_bytes, ctx = r.ctx,
         batch = o.batch, kv_type = o.kv_type, kv_value_type = o.kv_value_type, problem = r.problem }
     for _, k in ipairs(r.keys) do
         local v = r.file:get(k.key)

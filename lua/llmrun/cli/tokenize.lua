@@ -1,6 +1,5 @@
 --- llmrun tokenize: text to ids and back.
 
-local core = require "llmrun.core"
 local common = require "llmrun.cli.common"
 local args = require "llmrun.cli.args"
 

@@ -59,7 +59,8 @@ local SCALING = {
     { "original_max_position_embeddings", "rope.scaling.original_context_length", "u32" },
     { "low_freq_factor", "rope.scaling.low_freq_factor", "f32" },
     { "high_freq_factor", "rope.scaling.high_freq_factor", "f32" },
-    { "attention_factor", "rope.scaling.attn_factor", "f32" },
+    { "attention_factor", "rope.scaling.attention_factor", "f32" },
+    { "truncate", "rope.scaling.truncate", "bool" },
     { "beta_fast", "rope.scaling.yarn_beta_fast", "f32" },
     { "beta_slow", "rope.scaling.yarn_beta_slow", "f32" },
     { "mscale", "rope.scaling.mscale", "f32" },
@@ -125,12 +126,15 @@ function M.read(text)
     if not kind then
         error({ message = ("config.json: model_type '%s' is not known"):format(model_type), code = "unsupported" }, 0)
     end
+    for k, v in pairs(kind.defaults or {}) do
+        if value(c, k) == nil and not (k == "rope_theta" and value(c, "rope_parameters")) then c[k] = v end
+    end
     local meta, fields = {}, {}
     local function put(key, type_name, v, field)
-        if v == nil or v == json.null then return end
         local full = kind.arch .. "." .. key
-        meta[full] = { checks[type_name](field or key, v), (type_name:gsub("_list$", "")) }
         fields[full] = field or key
+        if v == nil or v == json.null then return end
+        meta[full] = { checks[type_name](field or key, v), (type_name:gsub("_list$", "")) }
     end
     meta["general.architecture"] = { kind.arch, "str" }
     for _, f in ipairs(FIELDS) do put(f[2], f[3], value(c, f[1]), f[1]) end
@@ -138,12 +142,13 @@ function M.read(text)
         put("attention.sliding_window", "u32", value(c, "sliding_window"), "sliding_window")
     end
     put_rope(c, put)
-    put("rope.halves", "bool", true, "rope")
+    put("rope.interleaved", "bool", false, "rope")
     if kind.config then kind.config(c, put) end
     local tied = value(outer, "tie_word_embeddings")
     if tied == nil then tied = value(c, "tie_word_embeddings") end
     return {
-        kind = kind, config = c, meta = meta, fields = fields, model_type = model_type, tied = tied == true,
+        kind = kind, config = c, meta = meta, fields = fields, model_type = model_type,
+        tied = tied == true or kind.tied == true,
         quantization = value(outer, "quantization_config") or value(c, "quantization_config"),
     }
 end

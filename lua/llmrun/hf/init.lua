@@ -19,9 +19,10 @@ local function fail(code, fmt, ...) error({ message = fmt:format(...), code = co
 local function read(path, name, most)
     local f <close> = io.open(path .. "/" .. name, "rb")
     if not f then return nil end
-    local text = f:read(most or 64 << 20)
+    most = most or 64 << 20
+    local text = f:read(most)
     if not text and core.stat(path .. "/" .. name) == "folder" then fail("invalid", "%s is a folder", name) end
-    if text and #text == (most or 64 << 20) then fail("limit", "%s is larger than %d MiB", name, (most or 64 << 20) >> 20) end
+    if text and #text == most then fail("limit", "%s is larger than %d MiB", name, most >> 20) end
     return text or ""
 end
 
@@ -58,7 +59,8 @@ local function weight_files(path)
         if not seen[name] then
             seen[name], files[#files + 1] = true, name
             if not core.stat(path .. "/" .. name) then
-                fail("not_found", "model.safetensors.index.json: tensor '%s' is in %s, which is not there", tensor, name)
+                fail("not_found", "model.safetensors.index.json: tensor '%s' is in %s, which is not there", tensor,
+                    name)
             end
         end
     end

@@ -8,7 +8,12 @@
 ---   experts  path of numbered experts within a layer -> { module within an expert = name of the stacked weight }
 ---   ignore   patterns of tensor names that a forward pass does not need
 ---   norm_add what is added to the weights of norms (patterns of the scripts' names in norm_of)
+---   transpose  names whose matrices are (inputs, outputs)
+---   tied     the head is the embedding, whatever config.json says
+---   defaults fields of config.json that may be left out
 ---   config   function(c, put): further keys; put(key, type, value, field): field names it in errors
+local json = require "llmrun.json"
+
 local M = {}
 
 M.layer = {
@@ -33,15 +38,99 @@ M.top = {
 M.ignore = { "rotary_emb%.inv_freq$", "^vision_tower%.", "^model%.vision_tower%.", "^multi_modal_projector%.",
     "^model%.multi_modal_projector%." }
 
+--- layer_types ("sliding_attention", "full_attention", ...) as a pattern of windows.
+local function windows(c, put)
+    local list = {}
+    for i, kind in ipairs(type(c.layer_types) == "table" and c.layer_types or {}) do
+        list[i] = kind == "sliding_attention"
+    end
+    if #list > 0 then
+        put("attention.sliding_window_pattern", "bool_list", json.array(list), "layer_types")
+    elseif math.type(c.sliding_window_pattern) == "integer" then
+        put("attention.sliding_window_pattern", "u32", c.sliding_window_pattern, "sliding_window_pattern")
+    end
+end
+
+local function query_scale(c, put)
+    local n = c.query_pre_attn_scalar
+    if type(n) == "number" and n > 0 then put("attention.scale", "f32", n ^ -0.5, "query_pre_attn_scalar") end
+end
+
+local function caps(c, put)
+    put("attn_logit_softcapping", "f32", c.attn_logit_softcapping)
+    put("final_logit_softcapping", "f32", c.final_logit_softcapping)
+end
+
+local gemma_layer = {
+    ["post_attention_layernorm"] = "post_attention_norm",
+    ["pre_feedforward_layernorm"] = "ffn_norm",
+    ["post_feedforward_layernorm"] = "post_ffw_norm",
+}
+
+local gemma2 = {
+    arch = "gemma2", layer = gemma_layer, norm_add = 1, norm_of = "norm$",
+    defaults = { head_dim = 256, num_attention_heads = 8, num_key_value_heads = 4, rms_norm_eps = 1e-6,
+        max_position_embeddings = 8192, sliding_window = 4096 },
+    config = function(c, put)
+        windows(c, put)
+        query_scale(c, put)
+        caps(c, put)
+    end,
+}
+
 local gemma3 = {
-    arch = "gemma3",
+    arch = "gemma3", layer = gemma_layer, norm_add = 1, norm_of = "norm$",
+    defaults = { head_dim = 256, num_attention_heads = 8, num_key_value_heads = 4, rms_norm_eps = 1e-6,
+        max_position_embeddings = 131072, sliding_window = 4096, rope_theta = 1e6 },
+    config = function(c, put)
+        windows(c, put)
+        query_scale(c, put)
+        put("final_logit_softcapping", "f32", c.final_logit_softcapping)
+        local p = c.rope_parameters
+        local near = type(p) == "table" and type(p.sliding_attention) == "table" and p.sliding_attention.rope_theta
+        put("rope.freq_base_swa", "f32", near or c.rope_local_base_freq, "rope_local_base_freq")
+    end,
+}
+
+local gpt2 = {
+    arch = "gpt2",
     layer = {
-        ["post_attention_layernorm"] = "post_attention_norm",
-        ["pre_feedforward_layernorm"] = "ffn_norm",
-        ["post_feedforward_layernorm"] = "post_ffw_norm",
+        ["ln_1"] = "attn_norm", ["ln_2"] = "ffn_norm", ["attn.c_attn"] = "attn_qkv", ["attn.c_proj"] = "attn_output",
+        ["mlp.c_fc"] = "ffn_up", ["mlp.c_proj"] = "ffn_down",
     },
-    norm_add = 1,
-    norm_of = "norm$",
+    top = { ["wte"] = "token_embd", ["wpe"] = "position_embd", ["ln_f"] = "output_norm" },
+    transpose = { attn_qkv = true, attn_output = true, ffn_up = true, ffn_down = true }, -- (inputs, outputs)
+    ignore = { "%.attn%.bias$", "%.attn%.masked_bias$" },
+    tied = true,
+    config = function(c, put)
+        put("block_count", "u32", c.n_layer, "n_layer")
+        put("embedding_length", "u32", c.n_embd, "n_embd")
+        put("context_length", "u32", c.n_positions, "n_positions")
+        put("attention.head_count", "u32", c.n_head, "n_head")
+        local inner = math.type(c.n_inner) == "integer" and c.n_inner
+        put("feed_forward_length", "u32", inner or math.type(c.n_embd) == "integer" and 4 * c.n_embd or nil, "n_inner")
+        put("attention.layer_norm_epsilon", "f32", c.layer_norm_epsilon, "layer_norm_epsilon")
+    end,
+}
+
+local phi3 = {
+    arch = "phi3",
+    layer = { ["self_attn.qkv_proj"] = "attn_qkv", ["mlp.gate_up_proj"] = "ffn_up" },
+}
+
+local granite = {
+    arch = "granite",
+    config = function(c, put)
+        put("embedding_scale", "f32", c.embedding_multiplier, "embedding_multiplier")
+        put("residual_scale", "f32", c.residual_multiplier, "residual_multiplier")
+        put("attention.scale", "f32", c.attention_multiplier, "attention_multiplier")
+        put("logit_scale", "f32", c.logits_scaling, "logits_scaling")
+    end,
+}
+
+local olmo2 = {
+    arch = "olmo2",
+    layer = { ["post_attention_layernorm"] = "post_attention_norm", ["post_feedforward_layernorm"] = "post_ffw_norm" },
 }
 
 M.kinds = {
@@ -49,8 +138,14 @@ M.kinds = {
     mistral = { arch = "llama" },
     qwen2 = { arch = "qwen2" },
     qwen3 = { arch = "qwen3" },
+    gemma2 = gemma2,
     gemma3 = gemma3,
     gemma3_text = gemma3,
+    phi3 = phi3,
+    olmo2 = olmo2,
+    granite = granite,
+    smollm3 = { arch = "smollm3" },
+    gpt2 = gpt2,
 }
 
 return M

@@ -1,13 +1,15 @@
 --- The normalizer, pre-tokenizer and decoder of tokenizer.json as steps of core.vocab_new.
 ---
---- The usual rules of byte-level tokenizers have matchers of their own (src/text/presplit.c), which take linear time and
---- no stack: a pre-tokenizer that says just what one of them does is that rule.
+--- The usual rules of byte-level tokenizers have matchers of their own (src/text/presplit.c), which take linear time
+--- and no stack: a pre-tokenizer that says just what one of them does is that rule.
 
 local json = require "llmrun.json"
 
 local M = {}
 
-local function unsupported(fmt, ...) error({ message = ("tokenizer.json: " .. fmt):format(...), code = "unsupported" }, 0) end
+local function unsupported(fmt, ...)
+    error({ message = ("tokenizer.json: " .. fmt):format(...), code = "unsupported" }, 0)
+end
 
 local function get(t, name)
     local v = t[name]

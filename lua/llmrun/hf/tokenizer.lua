@@ -44,7 +44,8 @@ local function check_id(id, what)
     return id
 end
 
---- Tokens and scores of the model's vocabulary into tok.tokens, tok.types (0-based); tok.n: one more than the highest id.
+--- Tokens and scores of the model's vocabulary into tok.tokens, tok.scores (0-based); tok.n: one more than the highest
+--- id.
 local function read_vocab(tok, model)
     local vocab = model.vocab
     if type(vocab) ~= "table" then fail("tokenizer.json: model.vocab is missing") end
@@ -188,8 +189,8 @@ local function columns(tok, size)
     return tokens, types, scores
 end
 
---- The vocabulary of a folder. o: read, read_json, size ({ vocab_size }), config, generation. Raises errors; returns what
---- core.vocab_new does.
+--- The vocabulary of a folder. o: read, read_json, size ({ vocab_size }), config, generation. Raises errors; returns
+--- what core.vocab_new does.
 function M.vocab(path, o)
     local t = o.read_json(path, "tokenizer.json")
     if not t then unsupported("the folder has no tokenizer.json, which is the form of tokenizers that is read") end

@@ -17,10 +17,12 @@ for _, r in ipairs { "weight", "bias", "qweight", "qzeros", "scales", "g_idx", "
 local function translate(kind, module)
     module = module:gsub("^language_model%.model%.", "model."):gsub("^model%.language_model%.", "model.")
         :gsub("^language_model%.lm_head$", "lm_head")
-    local top = kind.top and kind.top[module] or models.top[module]
+    local own = kind.top or {}
+    local top = own[module] or own[module:match("^transformer%.(.+)$") or ""] or models.top[module]
     if top then return top end
     local number, rest = module:match("^model%.layers%.(%d+)%.(.+)$")
-    if not number then number, rest = module:match("^transformer%.h%.(%d+)%.(.+)$") end
+    if not number then number, rest = module:match("^transformer%.h%.(%d+)%.(.+)$") end -- GPT-2
+    if not number then number, rest = module:match("^h%.(%d+)%.(.+)$") end
     if not number or #number > 6 then return nil end
     local name = kind.layer and kind.layer[rest]
     if name == nil then name = models.layer[rest] end
@@ -109,8 +111,8 @@ local function part_of(m, q)
     if p.qweight then
         local method = q.quant_method
         if method ~= "gptq" and method ~= "awq" then
-            bad("unsupported", "tensor '%s': config.json's quantization_config.quant_method is %s; gptq and awq have such "
-                .. "tensors", p.qweight.name, tostring(method))
+            bad("unsupported", "tensor '%s': config.json's quantization_config.quant_method is %s; gptq and awq have "
+                .. "such tensors", p.qweight.name, tostring(method))
         end
         local text = groups_text(p.qweight, p[p.scales and "scales" or "qweight"])
         if method == "awq" then
@@ -148,8 +150,8 @@ local function part_of(m, q)
             bad("unsupported", "tensor '%s': 8 bits with zero points are not supported", p.weight_zero_point.name)
         end
         local int8 = p.SCB ~= nil
-        return { kind = "int8", w = w.name, scale = needs(int8 and "SCB" or "weight_scale"), mul = int8 and 1 / 127 or 1 },
-            int8 and "LLM.int8" or "INT8"
+        return { kind = "int8", w = w.name, scale = needs(int8 and "SCB" or "weight_scale"),
+                 mul = int8 and 1 / 127 or 1 }, int8 and "LLM.int8" or "INT8"
     elseif w.dtype == "F32" or w.dtype == "F16" or w.dtype == "BF16" then
         return { kind = "plain", w = w.name }, w.dtype
     end
@@ -189,7 +191,8 @@ function M.make(core, c)
     for _, m in ipairs(modules) do
         local part, from = part_of(m, q)
         if m.parts.bias then add(r, m.name .. ".bias", { { w = m.parts.bias.name } }, false, m.parts.bias.dtype) end
-        if m.parts.sinks then add(r, m.name .. ".weight", { { w = m.parts.sinks.name } }, false, m.parts.sinks.dtype) end
+        local sinks = m.parts.sinks
+        if sinks then add(r, m.name .. ".weight", { { w = sinks.name } }, false, sinks.dtype) end
         if part and m.expert then
             local s = stacks[m.name]
             if not s then
@@ -199,6 +202,7 @@ function M.make(core, c)
             if s.parts[m.expert + 1] then bad("format", "module '%s': expert %d comes twice", m.module, m.expert) end
             s.parts[m.expert + 1], s.n = part, s.n + 1
         elseif part then
+            if kind.transpose and kind.transpose[m.name:match("[%w_]+$")] then part.transpose = true end
             if kind.norm_add and m.name:find(kind.norm_of) then part.add = kind.norm_add end
             add(r, m.name .. ".weight", { part }, false, from)
         end
