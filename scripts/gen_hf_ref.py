@@ -165,6 +165,173 @@ def models():
         print(name)
 
 
+# ---- quantized layers ----
+
+QCONFIG = dict(vocab_size=VOCAB, hidden_size=64, intermediate_size=128, num_hidden_layers=1, num_attention_heads=2,
+               num_key_value_heads=1, head_dim=32, max_position_embeddings=256, rms_norm_eps=1e-5, bos_token_id=1,
+               eos_token_id=2, tie_word_embeddings=True, attn_implementation="eager")
+
+
+def linears(model):
+    return {n: m for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and n != "lm_head"}
+
+
+def pack_bits(u, bits):
+    """(values, ...) of so many bits -> int32 words along the first dimension: one stream of bits, the lowest first."""
+    u = u.astype(np.uint64)
+    n = u.shape[0] * bits // 32
+    out = np.zeros((n, *u.shape[1:]), dtype=np.uint64)
+    for i in range(u.shape[0]):
+        at = i * bits
+        out[at // 32] |= u[i] << np.uint64(at % 32) & np.uint64(0xFFFFFFFF)
+        if at % 32 + bits > 32:
+            out[at // 32 + 1] |= u[i] >> np.uint64(32 - at % 32)
+    return torch.from_numpy(out.astype(np.uint32).view(np.int32).copy())
+
+
+def grid(w, bits, group, sym, order=None, scale_type=torch.float16):
+    """Rounds w (n, k) to integers with a scale, and a zero point, for each group of inputs. Returns integers (n, k), scales
+    and zero points (n, groups), the group of each input, and the weights that are so meant."""
+    n, k = w.shape
+    group_of = torch.arange(k) // group if order is None else order
+    groups = int(group_of.max()) + 1
+    top = 2 ** bits - 1
+    scale, zero = torch.zeros(n, groups), torch.zeros(n, groups)
+    for g in range(groups):
+        part = w[:, group_of == g]
+        low, high = part.amin(1).clamp(max=0), part.amax(1).clamp(min=0)
+        if sym:
+            most = torch.maximum(-low, high)
+            scale[:, g], zero[:, g] = 2 * most / top, 2 ** (bits - 1)
+        else:
+            scale[:, g] = (high - low) / top
+            zero[:, g] = (-low / scale[:, g]).round().clamp(1, top)
+    scale = scale.to(scale_type).float()
+    s, z = scale[:, group_of], zero[:, group_of]
+    q = (w / s + z).round().clamp(0, top)
+    return q, scale, zero, group_of, (q - z) * s
+
+
+def gptq(w, bits=4, group=32, sym=True, act_order=False, v2=False):
+    n, k = w.shape
+    order = None
+    if act_order:
+        order = torch.arange(k)[torch.randperm(k, generator=torch.Generator().manual_seed(5))] // group
+    q, s, z, of, dense = grid(w, bits, group, sym, order)
+    return {"qweight": pack_bits(q.T.numpy(), bits),
+            "qzeros": pack_bits((z - (0 if v2 else 1)).numpy(), bits).T.contiguous(),
+            "scales": s.T.contiguous().half(), "g_idx": of.int()}, dense
+
+
+def awq(w, group=32):
+    n, k = w.shape
+    q, s, z, _, dense = grid(w, 4, group, False)
+    columns = [0, 2, 4, 6, 1, 3, 5, 7]
+
+    def pack(u):  # (rows, n) -> (rows, n / 8)
+        u = u.numpy().reshape(u.shape[0], n // 8, 8)[:, :, columns]
+        return pack_bits(u.transpose(2, 0, 1).reshape(8, -1), 4)[0].reshape(u.shape[0], n // 8).contiguous()
+    return {"qweight": pack(q.T), "qzeros": pack(z.T), "scales": s.T.contiguous().half()}, dense
+
+
+def packed(w, group=32, sym=True, bits=4):
+    n, k = w.shape
+    q, s, z, _, dense = grid(w, bits, group, sym, scale_type=torch.bfloat16)
+    out = {"weight_packed": pack_bits(q.T.numpy(), bits).T.contiguous(), "weight_scale": s.bfloat16(),
+           "weight_shape": torch.tensor([n, k])}
+    if not sym:
+        out["weight_zero_point"] = pack_bits(z.numpy(), bits)
+    return out, dense
+
+
+def fp8(w, kind):
+    n, k = w.shape
+    if kind == "tensor":
+        s = (w.abs().max() / 448).float()
+        each = s
+    elif kind == "channel":
+        s = (w.abs().amax(1, keepdim=True) / 448).bfloat16()
+        each = s.float()
+    else:  # blocks of 32 x 64
+        s = (w.reshape(n // 32, 32, -1, 64).abs().amax((1, 3)) / 448).float()
+        each = s.repeat_interleave(32, 0).repeat_interleave(64, 1)
+    q = (w / each).to(torch.float8_e4m3fn)
+    return {"weight": q, "weight_scale_inv" if kind == "block" else "weight_scale": s}, q.float() * each
+
+
+def int8(w):
+    s = (w.abs().amax(1, keepdim=True) / 127).float()
+    q = (w / s).round().clamp(-128, 127)
+    return {"weight": q.to(torch.int8), "weight_scale": s}, q * s
+
+
+def llm_int8(w):
+    s = w.abs().amax(1).float()
+    q = (w / s[:, None] * 127).round()
+    return {"weight": q.to(torch.int8), "SCB": s, "weight_format": torch.tensor(0, dtype=torch.uint8)}, \
+        q * (s[:, None] / 127)
+
+
+def scheme(bits, kind="int", **more):
+    return {"quant_method": "compressed-tensors", "ignore": ["lm_head"],
+            "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": bits, "type": kind, **more}}}}
+
+
+FORMATS = {
+    "gptq4": (lambda w: gptq(w), {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": True, "desc_act": False}),
+    "gptq4-order": (lambda w: gptq(w, sym=False, act_order=True),
+                    {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "desc_act": True}),
+    "gptq4-v2": (lambda w: gptq(w, sym=False, v2=True),
+                 {"quant_method": "gptq", "bits": 4, "group_size": 32, "sym": False, "checkpoint_format": "gptq_v2"}),
+    "gptq3": (lambda w: gptq(w, bits=3, group=64, sym=False),
+              {"quant_method": "gptq", "bits": 3, "group_size": 64, "sym": False}),
+    "gptq2": (lambda w: gptq(w, bits=2, sym=False), {"quant_method": "gptq", "bits": 2, "group_size": 32, "sym": False}),
+    "gptq8": (lambda w: gptq(w, bits=8, group=w.shape[1]),
+              {"quant_method": "gptq", "bits": 8, "group_size": -1, "sym": True}),
+    "gptq8-asym": (lambda w: gptq(w, bits=8, sym=False), {"quant_method": "gptq", "bits": 8, "group_size": 32}),
+    "awq": (lambda w: awq(w), {"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm",
+                               "zero_point": True}),
+    "w4a16": (lambda w: packed(w), scheme(4, group_size=32, symmetric=True, strategy="group")),
+    "w4a16-asym": (lambda w: packed(w, group=w.shape[1], sym=False), scheme(4, symmetric=False, strategy="channel")),
+    "w8a16": (lambda w: packed(w, bits=8), scheme(8, group_size=32, symmetric=True, strategy="group")),
+    "fp8-tensor": (lambda w: fp8(w, "tensor"), {"quant_method": "fp8", "activation_scheme": "dynamic"}),
+    "fp8-channel": (lambda w: fp8(w, "channel"), scheme(8, "float", strategy="channel", symmetric=True)),
+    "fp8-block": (lambda w: fp8(w, "block"), {"quant_method": "fp8", "weight_block_size": [32, 64]}),
+    "int8": (lambda w: int8(w), scheme(8, strategy="channel", symmetric=True)),
+    "llm-int8": (lambda w: llm_int8(w), {"quant_method": "bitsandbytes", "load_in_8bit": True}),
+}
+
+
+def quant():
+    t = transformers
+    folder = f"{DIR}/quant"
+    os.makedirs(folder, exist_ok=True)
+    model = randomize(t.LlamaForCausalLM(t.LlamaConfig(**QCONFIG)), 7).eval()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(p.half().float())
+    dense = {n: m.weight.data.clone() for n, m in linears(model).items()}
+    config = json.loads(model.config.to_json_string(use_diff=False))
+    config = {k: config[k] for k in QCONFIG if k in config} | {
+        "model_type": "llama", "rope_parameters": config["rope_parameters"]}
+    write_json(f"{folder}/config.json", config)
+    rest = {n: p.data.half().contiguous() for n, p in model.named_parameters() if not n.startswith("lm_head")
+            and n[:-len(".weight")] not in dense}
+    save_file(rest, f"{folder}/rest.safetensors")
+    refs = {}
+    for name, (make, settings) in FORMATS.items():
+        tensors = {}
+        for n, w in dense.items():
+            parts, meant = make(w)
+            linears(model)[n].weight.data.copy_(meant)
+            tensors |= {f"{n}.{role}": x.contiguous() for role, x in parts.items()}
+        save_file(tensors, f"{folder}/{name}.safetensors")
+        refs[name] = {"settings": settings, **logits_of(model), "rows": [ROWS[-1]]}
+        refs[name]["logits"] = refs[name]["logits"][-1:]
+        print(name)
+    write_json(f"{DIR}/ref/quant.json", refs)
+
+
 def main():
     what = sys.argv[1:] or ["models", "quant", "tokenizers"]
     for name in what:

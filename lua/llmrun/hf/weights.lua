@@ -73,8 +73,6 @@ end
 
 -- ---- formats ----
 
-local function count_text(n, one) return n == 1 and one or ("%d %ss"):format(n, one) end
-
 --- The settings that a compressed-tensors configuration has for linear modules.
 local function compressed(q)
     local first
@@ -96,9 +94,9 @@ local function bits_of(q, what)
     return bits
 end
 
-local function groups_text(weight, scale, out_first)
-    local g = out_first and scale.shape[2] or scale.shape[1]
-    return count_text(g or 1, "group")
+local function groups_text(q)
+    local n = q.group_size or q.q_group_size
+    return type(n) == "number" and n > 0 and ("groups of %d"):format(n) or "whole rows"
 end
 
 --- The part of a weight that a module's tensors make, and what it is called.
@@ -114,7 +112,7 @@ local function part_of(m, q)
             bad("unsupported", "tensor '%s': config.json's quantization_config.quant_method is %s; gptq and awq have "
                 .. "such tensors", p.qweight.name, tostring(method))
         end
-        local text = groups_text(p.qweight, p[p.scales and "scales" or "qweight"])
+        local text = groups_text(q)
         if method == "awq" then
             if (q.version or "gemm"):lower() ~= "gemm" then
                 bad("unsupported", "config.json: quantization_config.version is '%s'; gemm is supported", q.version)
@@ -134,7 +132,7 @@ local function part_of(m, q)
         return { kind = "packed", w = p.weight_packed.name, scale = needs "weight_scale", bits = bits,
                  zero = p.weight_zero_point and p.weight_zero_point.name,
                  order = p.weight_g_idx and p.weight_g_idx.name },
-            ("packed, %d bits, %s"):format(bits, groups_text(p.weight_packed, p.weight_scale, true))
+            ("packed, %d bits, %s"):format(bits, groups_text(compressed(q)))
     end
     local w = p.weight
     if not w then return nil end
