@@ -354,17 +354,18 @@ function Session:logits()
 end
 
 --- Log-probabilities of the session's own tokens from position `from` on (1-based; 2 or more): a list of { id, logprob,
---- text }, and their sum. top = n adds the n best of each place.
----@param opts? { from?: integer, top?: integer }
+--- text }, and their sum. top = n adds the n best of each place; keep = core.rows(n, vocabulary) takes their logits.
+---@param opts? { from?: integer, top?: integer, keep?: userdata }
 function Session:score(opts)
     ready(self, "s:score")
-    options.check("s:score", opts, { from = "integer", top = "integer" }, 2)
+    options.check("s:score", opts, { from = "integer", top = "integer", keep = "any" }, 2)
     local from = opts and opts.from or 2
     if from < 2 or from > self.seq:len() then
         errors.raise("s:score", ("from = %d: 2 to the session's length (%d) expected"):format(from, self.seq:len()))
     end
     local op = errors.check("s:score", self.model.runner:submit("s:score", self.seq,
-        { kind = "score", score_from = from - 1, n_top = opts and opts.top or 0 }))
+        { kind = "score", score_from = from - 1, n_top = opts and opts.top or 0,
+            keep = opts and opts.keep }))
     self.op = op
     local guard <close> = setmetatable({}, { __close = function() release(self, op) end }) -- luacheck: ignore 211
     op:wait(runner.DONE)

@@ -171,6 +171,12 @@ typedef struct lr_backend_config {
     lr_compute compute;
 } lr_backend_config;
 
+/* What a weight has been multiplied with, as `llmrun imatrix` wants to know it. */
+typedef struct lr_observed {
+    double *sums;  /* (k): squares of each input, added up over rows in batch order; NULL = nobody asks */
+    uint64_t rows; /* how many */
+} lr_observed;
+
 /* The operations of a device. Every member is required unless its comment says otherwise. */
 typedef struct lr_backend_ops {
     const char *name;
@@ -183,6 +189,9 @@ typedef struct lr_backend_ops {
     void (*weight_free)(lr_backend *, lr_weight *);
     /* Whether the weight still reads its tensor's data. NULL = it does. */
     bool (*weight_keeps)(const lr_backend *, const lr_weight *);
+    /* From now on adds what the linear weight is multiplied with to *seen, which is borrowed until it is NULL again;
+     * for measuring, not for speed. NULL: the device can't. */
+    void (*observe)(lr_backend *, lr_weight *, lr_observed *seen);
     int (*kv_new)(lr_backend *, const lr_kv_spec *, lr_kv_store **out, lr_error *err);
     void (*kv_free)(lr_backend *, lr_kv_store *);
     /* Copies whole blocks of a group inside the store (copy on write). */

@@ -142,6 +142,12 @@ static int map_group(cpu_backend *be, lr_kv_store *kv, int g, lr_error *err)
     return 0;
 }
 
+static void cpu_observe(lr_backend *b, lr_weight *w, lr_observed *seen)
+{
+    self(b)->observed += (seen != NULL) - (w->seen != NULL);
+    w->seen = seen;
+}
+
 static int cpu_kv_new(lr_backend *b, const lr_kv_spec *s, lr_kv_store **out, lr_error *err)
 {
     if (s->block_size < 1 || s->block_size > 256)
@@ -241,6 +247,7 @@ static const lr_backend_ops cpu_ops = {
     .weight_new = cpu_weight_new,
     .weight_free = cpu_weight_free,
     .weight_keeps = cpu_weight_keeps,
+    .observe = cpu_observe,
     .kv_new = cpu_kv_new,
     .kv_free = cpu_kv_free,
     .kv_copy = cpu_kv_copy,

@@ -19,6 +19,7 @@ typedef struct cpu_backend {
     const lr_cpu_kernels *k;
     bool exact, bf16; /* LR_COMPUTE_F32, LR_COMPUTE_BF16 */
     bool fine;        /* activations of 11 bits */
+    int observed;     /* weights with `seen` */
     size_t bytes_weights, bytes_kv, bytes_work;
     char text[128];
 } cpu_backend;
@@ -27,10 +28,11 @@ struct lr_weight {
     int type, n, k;   /* n rows of k values */
     const char *rows; /* the file's rows (mapped), row_bytes apart */
     size_t row_bytes;
-    float *vec;     /* vectors (norms, biases) as float */
-    lr_gemm_w gemm; /* linear weights */
-    void *packed;   /* owned, or NULL */
-    size_t bytes;   /* owned */
+    float *vec;        /* vectors (norms, biases) as float */
+    lr_gemm_w gemm;    /* linear weights */
+    void *packed;      /* owned, or NULL */
+    lr_observed *seen; /* borrowed, or NULL */
+    size_t bytes;      /* owned */
 };
 
 struct lr_kv_store {

@@ -339,6 +339,23 @@ static int count_tasks(const run_ctx *c, const stage *s, int rows, int strips)
     return n;
 }
 
+/* Adds up what the weights of a stage are multiplied with, for those who asked. */
+static void observe(const run_ctx *c, const stage *s, int rows)
+{
+    const lr_plan *p = c->p;
+    for (int i = s->first; i < s->first + s->n; i++) {
+        const int ops[2] = {p->items[i].a, p->items[i].b};
+        for (int k = 0; k < 2; k++) {
+            if (ops[k] < 0 || !p->ops[ops[k]].w->seen) continue;
+            const plan_op *o = &p->ops[ops[k]];
+            const float *x = p->ptr[o->in[0]];
+            for (int r = 0; r < rows; r++, x += o->w->k)
+                for (int j = 0; j < o->w->k; j++) o->w->seen->sums[j] += (double)x[j] * (double)x[j];
+            o->w->seen->rows += (uint64_t)rows;
+        }
+    }
+}
+
 static void run_thread(void *arg, int thread, int n_threads)
 {
     run_ctx *c = arg;
@@ -352,6 +369,7 @@ static void run_thread(void *arg, int thread, int n_threads)
         if (s->kind == STAGE_ATTN) {
             attn_stage(c, s, next, thread);
         } else {
+            if (thread == 0 && s->kind == STAGE_GEMM && p->be->observed) observe(c, s, rows);
             int strips = s->kind == STAGE_GEMM ? gemm_strips(c, s, rows) : 0, n = count_tasks(c, s, rows, strips);
             for (int t; (t = take(next)) < n;) {
                 if (s->kind == STAGE_ROWS)

@@ -204,6 +204,9 @@ typedef struct lr_req_params {
     int n_top;       /* GENERATE, SCORE: -1 = no log-probabilities; 0..64 = log-probability and that many best.
                         SCORE always gives the log-probability */
     int score_from;  /* SCORE: first position to score, 1 .. len - 1 */
+    float *keep;     /* SCORE: room for the logits behind each scored token's predecessor, (keep_rows, n_vocab), or
+                        NULL; borrowed until the request has ended */
+    size_t keep_rows;
     const struct lr_spec_params *spec; /* GENERATE: drafts, see speculate.h; NULL = none; copied */
     const lr_constraint *constraint;   /* GENERATE: NULL = none; copied; ownership of user as the sampler's */
     int priority;                      /* larger is more urgent (priority policy) */

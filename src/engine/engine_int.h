@@ -49,6 +49,7 @@ struct lr_request {
     int n_backlog;  /* tokens at the sequence's end that came so, since the last logits */
     int n_top;      /* -1 = no log-probabilities */
     int next_score; /* SCORE: position of the next token to score */
+    float *keep;    /* SCORE: where the next row of logits goes, NULL = nowhere */
     int limit;      /* longest that the sequence may get */
     char *text;
     size_t text_n, text_cap;

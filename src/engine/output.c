@@ -232,6 +232,10 @@ static int score(lr_request *r, const float *logits, int n, lr_error *err)
         }
         rc = add_rec(r, id, logprob, err);
         if (rc) return rc;
+        if (r->keep) {
+            memcpy(r->keep, logits + (size_t)i * (size_t)n_vocab, (size_t)n_vocab * sizeof *r->keep);
+            r->keep += n_vocab;
+        }
         r->next_score++;
     }
     lr_kv_table_advance(r->e->kv, &q->kv, q->tokens, n);

@@ -58,6 +58,8 @@ static int check_params(const lr_engine *e, const lr_seq *s, const lr_req_params
     if (p->kind == LR_REQ_SCORE && (p->score_from < 1 || p->score_from >= s->len)) {
         return lr_fail(err, LR_EINVAL, "cannot score from position %d of %d tokens", p->score_from, s->len);
     }
+    if (p->kind == LR_REQ_SCORE && p->keep && (size_t)(s->len - p->score_from) > p->keep_rows)
+        return lr_fail(err, LR_EINVAL, "room for %zu rows of logits, %d wanted", p->keep_rows, s->len - p->score_from);
     if (p->tenant.n >= sizeof((lr_req_info *)0)->tenant)
         return lr_fail(err, LR_EINVAL, "tenant name of %zu bytes, at most 63", p->tenant.n);
     if (isnan(p->deadline)) return lr_fail(err, LR_EINVAL, "the deadline is not a number");
@@ -165,6 +167,7 @@ static int fill(lr_request *r, lr_seq *s, const lr_req_params *p, lr_error *err)
     r->free_seq = p->free_seq;
     r->n_top = p->kind == LR_REQ_LOGITS ? -1 : p->n_top;
     r->next_score = p->score_from;
+    r->keep = p->keep;
     int rc = set_limit(r->e, s, p, r, err);
     if (!rc) rc = make_sampler(r, p, err);
     if (!rc && p->n_stop) rc = lr_stopset_new(&r->stops, p->stop, p->n_stop, err);

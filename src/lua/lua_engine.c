@@ -160,6 +160,43 @@ static int engine_info(lua_State *L)
     return 1;
 }
 
+/* e:observe(on) -> true or nil, message, code: begins, or ends, to add up what matrices are multiplied with */
+static int engine_observe(lua_State *L)
+{
+    lr_error err;
+    lr_engine *e = lr_lua_check_engine(L, 1)->e;
+    if (lr_model_observe(lr_engine_model(e), lua_toboolean(L, 2), &err)) return lr_lua_fail(L, &err);
+    lua_pushboolean(L, 1);
+    return 1;
+}
+
+/* e:observed() -> list of { name =, rows =, width =, sums = squares of the inputs, summed over rows, as float32s } */
+static int engine_observed(lua_State *L)
+{
+    lr_engine *e = lr_lua_check_engine(L, 1)->e;
+    const lr_observed *seen;
+    const char *name;
+    int k;
+    lua_newtable(L);
+    for (size_t i = 0; lr_model_observed(lr_engine_model(e), i, &name, &k, &seen); i++) {
+        luaL_Buffer b;
+        lua_createtable(L, 0, 4);
+        char *at = luaL_buffinitsize(L, &b, (size_t)k * sizeof(float));
+        for (int j = 0; j < k; j++) {
+            float v = (float)seen->sums[j];
+            memcpy(at + (size_t)j * sizeof v, &v, sizeof v);
+        }
+        luaL_pushresultsize(&b, (size_t)k * sizeof(float));
+        lua_setfield(L, -2, "sums");
+        lua_pushstring(L, name);
+        lua_setfield(L, -2, "name");
+        set_int(L, "rows", (lua_Integer)seen->rows);
+        set_int(L, "width", k);
+        lua_rawseti(L, -2, (lua_Integer)i + 1);
+    }
+    return 1;
+}
+
 static void push_hist(lua_State *L, const lr_metrics *m, const lr_hist *h)
 {
     static const struct {
@@ -555,6 +592,8 @@ void lr_lua_open_engine(lua_State *L)
                                               {"check", engine_check},
                                               {"trace", engine_trace},
                                               {"info", engine_info},
+                                              {"observe", engine_observe},
+                                              {"observed", engine_observed},
                                               {"model_info", engine_model_info},
                                               {"metrics", engine_metrics},
                                               {"prometheus", engine_prometheus},

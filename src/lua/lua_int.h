@@ -42,6 +42,10 @@ struct lr_gguf *lr_lua_check_gguf(lua_State *L, int idx);
 void lr_lua_push_vocab(lua_State *L, struct lr_vocab *v);
 struct lr_vocab *lr_lua_check_vocab(lua_State *L, int idx);
 
+/* Rows of logits that Lua keeps (lua_rows.c): those of the userdata at idx, and how many there are. Raises if it is
+ * none, or made for a vocabulary of another size. */
+float *lr_lua_check_rows(lua_State *L, int idx, int n_vocab, size_t *n_rows);
+
 /* Pushes nil, err->text, lr_error_name(err->code) and returns 3. */
 int lr_lua_fail(lua_State *L, const lr_error *err);
 /* Raises err->text with the position of the Lua caller. */
@@ -99,6 +103,7 @@ void lr_lua_open_cpu(lua_State *L);
 void lr_lua_open_model(lua_State *L);
 void lr_lua_open_graph(lua_State *L);
 void lr_lua_open_writer(lua_State *L);
+void lr_lua_open_rows(lua_State *L);
 void lr_lua_open_text(lua_State *L);
 void lr_lua_open_folder(lua_State *L);
 void lr_lua_open_engine(lua_State *L);

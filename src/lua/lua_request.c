@@ -69,7 +69,8 @@ static int make_constraint(lua_State *L, int idx, lr_model *model, lr_constraint
 }
 
 /* e:request(seq, { kind = "generate" | "logits" | "score", key = integer, stages = {...}, seed = n, max_tokens, stop,
- * stop_ids, ignore_eos, special, n_top, score_from, priority, deadline, tenant, tag, matcher (or pieces), speculate })
+ * stop_ids, ignore_eos, special, n_top, score_from, keep, priority, deadline, tenant, tag, matcher (or pieces),
+ * speculate })
  * -> request; nil, text, code. key is what next_event gives. */
 int lr_lua_engine_request(lua_State *L)
 {
@@ -83,7 +84,7 @@ int lr_lua_engine_request(lua_State *L)
     int n_vocab = lr_engine_model(eng->e)->n_vocab;
     read_params(L, 3, &p, n_vocab);
     lua_Integer seed = lr_lua_opt_int(L, 3, "seed", 0);
-    lr_request_ud *u = lua_newuserdatauv(L, sizeof *u, 3);
+    lr_request_ud *u = lua_newuserdatauv(L, sizeof *u, 4);
     *u = (lr_request_ud){NULL, eng};
     luaL_setmetatable(L, LR_LUA_REQUEST);
     int self = lua_gettop(L);
@@ -92,6 +93,10 @@ int lr_lua_engine_request(lua_State *L)
     lua_pushvalue(L, 2);
     lua_setiuservalue(L, self, 2);
     lr_lua_keep_tag(L, 3, "tag", self, 3);
+    if (p.kind == LR_REQ_SCORE && lua_getfield(L, 3, "keep") != LUA_TNIL) {
+        p.keep = lr_lua_check_rows(L, lua_gettop(L), n_vocab, &p.keep_rows);
+        lua_setiuservalue(L, self, 4);
+    }
     lr_spec_params spec;
     void **drafter = NULL;
     if (p.kind == LR_REQ_GENERATE && lua_getfield(L, 3, "speculate") != LUA_TNIL) {

@@ -19,6 +19,7 @@ typedef struct named_weight {
     bool linear, embed;
     int64_t first; /* the row of the tensor that the weight begins with */
     int64_t ne[4];
+    lr_observed seen;
 } named_weight;
 
 struct lr_graph {
@@ -230,6 +231,7 @@ void lr_graph_free(lr_graph *g)
     for (int i = 0; i < g->n_weights; i++) {
         ops->weight_free(g->be, g->weights[i].w);
         lr_free(g->weights[i].name);
+        lr_free(g->weights[i].seen.sums);
     }
     for (int i = 0; i < g->n_owned; i++) lr_free(g->owned[i]);
     lr_backend_free(g->be);
@@ -597,6 +599,51 @@ int lr_graph_finish(lr_graph *g, int logits, int hidden, const lr_graph_info *in
     snprintf(m->name, sizeof m->name, "%s", info->name ? info->name : "model");
     *out = m;
     return 0;
+}
+
+static void forget(lr_graph *g)
+{
+    for (int i = 0; i < g->n_weights; i++) {
+        named_weight *w = &g->weights[i];
+        if (!w->seen.sums) continue;
+        g->be->ops->observe(g->be, w->w, NULL);
+        lr_free(w->seen.sums);
+        w->seen = (lr_observed){0};
+    }
+}
+
+int lr_model_observe(lr_model *m, bool on, lr_error *err)
+{
+    lr_graph *g = (lr_graph *)m;
+    if (m->ops != &graph_ops || !g->be->ops->observe)
+        return lr_fail(err, LR_EUNSUPPORTED, "what this model's matrices are multiplied with can't be observed");
+    forget(g);
+    for (int i = 0; on && i < g->n_weights; i++) {
+        named_weight *w = &g->weights[i];
+        if (!w->linear || w->ne[2] > 1) continue;
+        w->seen.sums = lr_calloc((size_t)w->ne[0], sizeof *w->seen.sums);
+        if (!w->seen.sums) {
+            forget(g);
+            return lr_fail(err, LR_ENOMEM, "no memory for sums of %lld inputs", (long long)w->ne[0]);
+        }
+        g->be->ops->observe(g->be, w->w, &w->seen);
+    }
+    return 0;
+}
+
+bool lr_model_observed(lr_model *m, size_t i, const char **name, int *k, const lr_observed **seen)
+{
+    lr_graph *g = (lr_graph *)m;
+    if (m->ops != &graph_ops) return false;
+    for (int j = 0; j < g->n_weights; j++) {
+        const named_weight *w = &g->weights[j];
+        if (!w->seen.sums || i-- > 0) continue;
+        *name = w->name;
+        *k = (int)w->ne[0];
+        *seen = &w->seen;
+        return true;
+    }
+    return false;
 }
 
 lr_backend *lr_model_backend(lr_model *m) { return m->ops == &graph_ops ? ((lr_graph *)m)->be : NULL; }

@@ -67,6 +67,13 @@ typedef struct lr_graph_info {
  * final hidden rows, -1 = none. */
 int lr_graph_finish(lr_graph *, int logits, int hidden, const lr_graph_info *info, lr_model **out, lr_error *err);
 
+/* Begins (or ends) to add up the squares of what each matrix is multiplied with: their importances for a quantizer.
+ * LR_EUNSUPPORTED for models without a layer graph and devices that can't. */
+int lr_model_observe(lr_model *, bool on, lr_error *err);
+/* The i-th matrix that is observed: false behind the last. seen->sums has *k values; valid until it ends. A matrix that
+ * is used in parts, or twice, comes up more than once. */
+bool lr_model_observed(lr_model *, size_t i, const char **name, int *k, const lr_observed **seen);
+
 /* The backend of a finished graph's model (for reports); NULL for other models. Borrowed. */
 lr_backend *lr_model_backend(lr_model *);
 

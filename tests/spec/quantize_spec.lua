@@ -11,14 +11,15 @@ local function path(name) return folder .. "/" .. name end
 
 local function exists(name) return core.stat(path(name)) ~= nil end
 
--- The command line, from the folder: output, errors, status.
-local function run(line)
-    local exe = core.executable()
-    local p <close> = assert(io.popen(("cd '%s'; '%s' quantize %s 2>errors; echo \"|$?\""):format(folder, exe, line)))
+-- A command line, from the folder: output, errors, status.
+local function llmrun(line)
+    local p <close> = assert(io.popen(("cd '%s'; '%s' %s 2>errors; echo \"|$?\""):format(folder, core.executable(), line)))
     local out, status = p:read("a"):match("^(.*)|(%d+)\n$")
     local f <close> = assert(io.open(path "errors"))
     return out, f:read("a"), tonumber(status)
 end
+
+local function run(line) return llmrun("quantize " .. line) end
 
 local function types_of(name)
     local file <close> = assert(core.gguf_open(path(name)))
@@ -210,5 +211,78 @@ describe("llmrun quantize", function()
         assert.equal(0, status)
         assert.matches("blk.0.ffn_up.weight%s+64 x 96%s+F32%s+%-> Q5_1", out)
         assert.matches("\nQ5_K_M: weights ", out)
+    end)
+end)
+
+describe("llmrun imatrix", function()
+    setup(function()
+        folder = os.tmpname()
+        os.remove(folder)
+        assert(os.execute(("mkdir '%s'"):format(folder)))
+        gguf.tiny(path "tiny.gguf")
+        local f <close> = assert(io.open(path "text", "w"))
+        for i = 1, 60 do f:write(("%d times %d is %d. "):format(i, i + 1, i * (i + 1))) end
+    end)
+    teardown(function() os.execute(("rm -r '%s'"):format(folder)) end)
+
+    -- Mean squares of what the first layer's projections get: the normalised embeddings.
+    local function expected(ids)
+        local file <close> = assert(core.gguf_open(path "tiny.gguf"))
+        local rows, sums = file:bytes "token_embd.weight", {}
+        for i = 1, 64 do sums[i] = 0 end
+        for _, id in ipairs(ids) do
+            local x, square = {}, 0
+            for i = 1, 64 do
+                x[i] = (("<f"):unpack(rows, 4 * (64 * id + i) - 3))
+                square = square + x[i] ^ 2
+            end
+            for i = 1, 64 do sums[i] = sums[i] + x[i] ^ 2 / (square / 64 + 1e-5) end
+        end
+        for i = 1, 64 do sums[i] = sums[i] / #ids end
+        return sums
+    end
+
+    it("writes the mean squares of inputs, whatever the arithmetic and threads", function()
+        local m <close> = llm.load(path "tiny.gguf", { ctx = 64 })
+        local f <close> = assert(io.open(path "text"))
+        local ids = table.move(m:tokenize(f:read "a"), 1, 128, 1, {})
+        table.remove(ids, 128) -- nothing is foretold behind the last token of a window
+        table.remove(ids, 64)
+        local want, texts = expected(ids), {}
+        for i, flags in ipairs { "-t 1", "-t 2", "-t 1 --compute f32" } do
+            local out, err = llmrun(("imatrix -m tiny.gguf -f text -o im --tokens 128 --window 64 %s"):format(flags))
+            assert.equal("", err)
+            assert.equal("im: 15 matrices over 126 tokens in 2 windows\n", out)
+            local list, n = quantize.importance(path "im")
+            assert.equal(15, n)
+            for _, name in ipairs { "attn_q", "attn_k", "attn_v" } do
+                local got = list[("blk.0.%s.weight"):format(name)]
+                assert.equal(256, #got)
+                for k = 1, 64 do assert.near(want[k], (("<f"):unpack(got, 4 * k - 3)), 1e-3 * want[k] + 1e-6) end
+            end
+            assert.equal(4 * 96, #list["blk.1.ffn_down.weight"])
+            assert.is_string(list["token_embd.weight"]) -- the output matrix, tied
+            local file <close> = assert(io.open(path "im", "rb"))
+            texts[i] = file:read "a"
+        end
+        assert.equal(texts[1], texts[2])
+        assert.equal(0, select(3, run "tiny.gguf q.gguf --type Q4_K_M --imatrix im"))
+        local q <close> = assert(core.gguf_open(path "q.gguf"))
+        assert.equal(15, (q:get "quantize.imatrix.entries_count"))
+        assert.equal("Q5_0", types_of("q.gguf")["blk.0.attn_q.weight"])
+    end)
+
+    it("says what is missing", function()
+        for line, want in pairs {
+            ["-m tiny.gguf -o im"] = "no text; give a file with %-f",
+            ["-m tiny.gguf -f text"] = "no file to write; give one with %-o",
+            ["-m tiny.gguf -f none -o im"] = "none: No such file",
+            ["-m tiny.gguf -f text -o /no/folder/im --tokens 64"] = "/no/folder/im",
+        } do
+            local _, err, status = llmrun("imatrix " .. line)
+            assert.matches(want, err)
+            assert.not_matches("traceback", err)
+            assert.is_true(status ~= 0, line)
+        end
     end)
 end)

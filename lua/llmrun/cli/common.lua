@@ -124,6 +124,19 @@ function M.statistics(list)
     return mean, n > 1 and (square / (n - 1)) ^ 0.5 or 0, mid
 end
 
+--- Token ids cut into lists of size, each begun with bos if there is one; the tail that fills none is left out,
+--- as long as there is a full one.
+function M.windows(ids, size, bos)
+    local list = {}
+    for at = 1, #ids - size + 1, size do
+        local w = table.move(ids, at, at + size - 1, 1, {})
+        if bos then w[1] = bos end
+        list[#list + 1] = w
+    end
+    if #list == 0 then list[1] = ids end
+    return list
+end
+
 --- The flag of a chat template, and the template it names: Jinja text, or for a .lua file the function it returns.
 M.template_flag = {
     "template", arg = "FILE", help = "chat template instead of the model's: Jinja, or Lua that returns a function",

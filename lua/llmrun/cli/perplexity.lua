@@ -24,18 +24,6 @@ which begins with BOS where the model wants one. --whole scores all but the firs
     },
 }
 
---- Token lists of the windows; the tail that fills none is left out, as long as there is a full one.
-local function windows(ids, size, bos)
-    local list = {}
-    for at = 1, #ids - size + 1, size do
-        local w = table.move(ids, at, at + size - 1, 1, {})
-        if bos then w[1] = bos end
-        list[#list + 1] = w
-    end
-    if #list == 0 then list[1] = ids end
-    return list
-end
-
 function M.run(o)
     local llm = require "llmrun"
     if not o.file then args.fail("no text; give a file with -f", 2) end
@@ -52,7 +40,7 @@ function M.run(o)
     local ids = model:tokenize(text, { bos = true })
     if o.tokens then ids = table.move(ids, 1, math.min(o.tokens, #ids), 1, {}) end
     if #ids < 4 then args.fail("the text is too short") end
-    local list = windows(ids, o.window, model.info.add_bos and model.info.bos or nil)
+    local list = common.windows(ids, o.window, model.info.add_bos and model.info.bos or nil)
     local progress, done = common.progress(), 0
     local sums = llm.map(list, function(w)
         local s <close> = model:session()
