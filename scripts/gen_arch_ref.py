@@ -290,6 +290,100 @@ def granite():
                        ["logit_scale", "f32", 2.0]])
 
 
+def experts(c, b, p, n, ff, mlp="mlp.", router="gate.weight"):
+    """Stacked experts; Transformers keeps gate and up as one, the gate's rows first."""
+    c.same(b + "ffn_gate_inp.weight", f"{p}{mlp}{router}", scale=0.5)
+    gate = c.tensor(b + "ffn_gate_exps.weight", (n, ff, WIDTH))
+    up = c.tensor(b + "ffn_up_exps.weight", (n, ff, WIDTH))
+    c.put(f"{p}{mlp}experts.gate_up_proj", np.concatenate([gate, up], axis=1))
+    c.same(b + "ffn_down_exps.weight", f"{p}{mlp}experts.down_proj")
+
+
+def moe(arch, cls, config, n, used, ff=FF, mlp="mlp.", router="gate.weight", permute=False, bias=False, norms=False,
+        keys=(), shared=0, **kw):
+    kw = base(2, rms_norm_eps=1e-5, rope_parameters={"rope_type": "default", "rope_theta": 10000.0},
+              num_experts_per_tok=used) | kw
+    c = Case(arch, hf(cls, config, **kw), 2)
+    usual_keys(c)
+    c.key("expert_count", "u32", n)
+    c.key("expert_used_count", "u32", used)
+    for k in keys:
+        c.key(*k)
+    ends(c)
+    for _, b, p in blocks(c):
+        c.norm(b + "attn_norm.weight", p + "input_layernorm.weight")
+        c.norm(b + "ffn_norm.weight", p + "post_attention_layernorm.weight")
+        attention(c, b, p, permute, bias, norms)
+        experts(c, b, p, n, ff, mlp, router)
+        if shared:
+            for part in ("gate", "up", "down"):
+                c.same(f"{b}ffn_{part}_shexp.weight", f"{p}mlp.shared_expert.{part}_proj.weight")
+            a = c.tensor(b + "ffn_gate_inp_shexp.weight", (WIDTH,))
+            c.put(p + "mlp.shared_expert_gate.weight", a.reshape(1, WIDTH))
+    return c
+
+
+def mixtral():
+    return moe("llama", transformers.MixtralForCausalLM, transformers.MixtralConfig, 4, 2, permute=True,
+               num_local_experts=4, sliding_window=None)
+
+
+def qwen2moe():
+    return moe("qwen2moe", transformers.Qwen2MoeForCausalLM, transformers.Qwen2MoeConfig, 6, 3, ff=32, bias=True,
+               shared=48, num_experts=6, moe_intermediate_size=32, shared_expert_intermediate_size=48,
+               norm_topk_prob=False, keys=[["expert_feed_forward_length", "u32", 32],
+                                           ["expert_shared_feed_forward_length", "u32", 48]])
+
+
+def qwen3moe():
+    return moe("qwen3moe", transformers.Qwen3MoeForCausalLM, transformers.Qwen3MoeConfig, 8, 2, ff=24, norms=True,
+               num_experts=8, moe_intermediate_size=24, norm_topk_prob=True, head_dim=DIM,
+               keys=[["expert_feed_forward_length", "u32", 24]])
+
+
+def granitemoe():
+    return moe("granitemoe", transformers.GraniteMoeForCausalLM, transformers.GraniteMoeConfig, 4, 2, permute=True,
+               mlp="block_sparse_moe.", router="router.weight", num_local_experts=4, embedding_multiplier=3.0,
+               residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0,
+               keys=[["embedding_scale", "f32", 3.0], ["residual_scale", "f32", 0.4], ["attention.scale", "f32", 0.2],
+                     ["logit_scale", "f32", 2.0]])
+
+
+def gpt_oss():
+    n, ff = 4, 32
+    config = base(2, rms_norm_eps=1e-5, num_local_experts=n, num_experts_per_tok=2, head_dim=32, sliding_window=7,
+                  intermediate_size=ff, layer_types=["sliding_attention", "full_attention"],
+                  rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "truncate": False,
+                                   "original_max_position_embeddings": 16, "beta_fast": 32.0, "beta_slow": 1.0})
+    c = Case("gpt-oss", hf(transformers.GptOssForCausalLM, transformers.GptOssConfig, **config), 2)
+    usual_keys(c, dim=32, ff=ff)
+    for k in (("attention.sliding_window", "u32", 7), ("expert_count", "u32", n), ("expert_used_count", "u32", 2),
+              ("expert_feed_forward_length", "u32", ff), ("rope.scaling.type", "str", "yarn"),
+              ("rope.scaling.factor", "f32", 4.0), ("rope.scaling.original_context_length", "u32", 16)):
+        c.key(*k)
+    ends(c)
+    for _, b, p in blocks(c):
+        c.norm(b + "attn_norm.weight", p + "input_layernorm.weight")
+        c.norm(b + "post_attention_norm.weight", p + "post_attention_layernorm.weight")
+        attention(c, b, p, bias=True)
+        c.same(b + "attn_output.bias", p + "self_attn.o_proj.bias", scale=0.2)
+        c.same(b + "attn_sinks.weight", p + "self_attn.sinks", scale=1.0)
+        c.same(b + "ffn_gate_inp.weight", p + "mlp.router.weight", scale=0.5)
+        c.same(b + "ffn_gate_inp.bias", p + "mlp.router.bias", scale=0.5)
+        # the file: gate and up apart, rows of weights first; Transformers: neighbours, columns. A few values go over
+        # the limit of 7.
+        gate = c.tensor(b + "ffn_gate_exps.weight", (n, ff, WIDTH), scale=1.0)
+        up = c.tensor(b + "ffn_up_exps.weight", (n, ff, WIDTH), scale=1.0)
+        c.put(p + "mlp.experts.gate_up_proj",
+              np.stack([gate, up], axis=2).reshape(n, 2 * ff, WIDTH).swapaxes(1, 2))
+        gate = c.tensor(b + "ffn_gate_exps.bias", (n, ff), scale=0.5)
+        up = c.tensor(b + "ffn_up_exps.bias", (n, ff), scale=0.5)
+        c.put(p + "mlp.experts.gate_up_proj_bias", np.stack([gate, up], axis=2).reshape(n, 2 * ff))
+        c.put(p + "mlp.experts.down_proj", c.tensor(b + "ffn_down_exps.weight", (n, WIDTH, ff), 0.1).swapaxes(1, 2))
+        c.same(b + "ffn_down_exps.bias", p + "mlp.experts.down_proj_bias", scale=0.2)
+    return c
+
+
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
 CASES = {
     "llama": lambda: llama(),
@@ -317,6 +411,11 @@ CASES = {
     "granite": granite,
     "smollm3": lambda: plain("smollm3", transformers.SmolLM3ForCausalLM, transformers.SmolLM3Config, permute=True,
                              layers=4, rope=5e6, use_sliding_window=False),
+    "mixtral": mixtral,
+    "qwen2moe": qwen2moe,
+    "qwen3moe": qwen3moe,
+    "granitemoe": granitemoe,
+    "gpt-oss": gpt_oss,
 }
 
 # Keys of ours, where GGUF has no name for what a config.json says.

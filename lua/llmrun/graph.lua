@@ -191,9 +191,55 @@ function Graph:gated_ffn(x, prefix, act, width)
   return self:linear(self:glu(gate, up, act), prefix .. ".ffn_down")
 end
 
---- The feed-forward of a layer: dense (gated_ffn).
-function Graph:ffn(x, prefix, hp)
-  return self:gated_ffn(x, prefix, "silu", hp.ff)
+--- Chooses experts for each row from their logits. opts: experts, used (how many), gate ("softmax" over all, "sigmoid"
+--- of each, "softmax_chosen"), normalize (weights divided by their sum), scale, bias (name of a vector that counts for
+--- the choice only), groups, groups_used, group_best (only experts of the best groups, which are scored by the sum of
+--- their best so many).
+function Graph:route(logits, opts)
+  if opts.bias then self:use(opts.bias) end
+  return node(self, self.core:route(id_of(self, logits, "route"), opts))
+end
+
+--- x with each chosen expert's own matrix of a weight (in, out, experts), plus its bias (out, experts) if the file has
+--- one. x: token rows, or what another g:experts of this route made; the result has a row for each chosen expert, and
+--- act, glu, add, mul, scale work on it. opts.out as in linear.
+function Graph:experts(x, route, name, opts)
+  local bias = full(name, "bias")
+  local id = self.core:experts(id_of(self, x, "experts"), id_of(self, route, "experts"),
+    self:use(full(name, "weight")), self.core:shape(bias) and self:use(bias) or nil, opts and opts.out or 0)
+  return node(self, id)
+end
+
+--- A row's experts added up with their weights.
+function Graph:mix(x, route)
+  return node(self, self.core:mix(id_of(self, x, "mix"), id_of(self, route, "mix")))
+end
+
+--- Experts of the usual form: ffn_gate_inp, ffn_{gate,up,down}_exps, and, if the file has them, shared ones that every
+--- row goes through (ffn_{gate,up,down}_shexp, times the sigmoid of ffn_gate_inp_shexp). opts: as in route, and act.
+function Graph:moe(x, prefix, hp, opts)
+  local width = hp:get("expert_feed_forward_length", "count", hp.ff)
+  local choice = { experts = hp.experts, used = hp.experts_used }
+  for k, v in pairs(opts) do choice[k] = v end
+  local route = self:route(self:linear(x, prefix .. ".ffn_gate_inp", { out = hp.experts }), choice)
+  local gate = self:experts(x, route, prefix .. ".ffn_gate_exps", { out = width })
+  local up = self:experts(x, route, prefix .. ".ffn_up_exps", { out = width })
+  local down = self:experts(self:glu(gate, up, opts.act), route, prefix .. ".ffn_down_exps", { out = hp.width })
+  local y = self:mix(down, route)
+  if not self:has(prefix .. ".ffn_gate_shexp") then return y end
+  gate = self:linear(x, prefix .. ".ffn_gate_shexp")
+  up = self:linear(x, prefix .. ".ffn_up_shexp")
+  local shared = self:linear(self:glu(gate, up, opts.act), prefix .. ".ffn_down_shexp", { out = hp.width })
+  if self:has(prefix .. ".ffn_gate_inp_shexp") then
+    shared = shared * self:act(self:linear(x, prefix .. ".ffn_gate_inp_shexp", { out = 1 }), "sigmoid")
+  end
+  return y + shared
+end
+
+--- The feed-forward of a layer: dense (gated_ffn), or with experts where the file has them. opts as in moe.
+function Graph:ffn(x, prefix, hp, opts)
+  if hp.experts > 0 and self:has(prefix .. ".ffn_gate_inp") then return self:moe(x, prefix, hp, opts) end
+  return self:gated_ffn(x, prefix, opts.act or "silu", hp.ff)
 end
 
 --- The logits of x: the file's own output head, or the embedding where the two are tied.

@@ -1,6 +1,7 @@
 --- Hyperparameters of a model file, checked: what architecture scripts get as `hp`.
 --
--- Fields: arch, layers, width, heads, kv_heads, head_dim, ff, ctx, eps, vocab, window, rope (llmrun.rope), and
+-- Fields: arch, layers, width, heads, kv_heads, head_dim, value_dim, ff, ctx, eps, vocab, window, experts (0 = none),
+-- experts_used, rope (llmrun.rope), and
 -- hp:get(name, kind, default) for a key of the architecture's own ("attention.logit_cap"), hp:opt(name, kind) for one
 -- that may be missing.
 -- A key that is missing, of the wrong type or out of range is an error that names it.
@@ -126,6 +127,13 @@ function hparams.read(gguf, n_tokens, ctx)
   hp.vocab = hp:get("vocab_size", "count", n_tokens)
   if hp.vocab ~= n_tokens then
     bad(arch .. ".vocab_size", "%d, but the file lists %d tokens", hp.vocab, n_tokens)
+  end
+  hp.experts = hp:get("expert_count", "size", 0)
+  if hp.experts > 0 then
+    hp.experts_used = hp:get("expert_used_count", "count")
+    if hp.experts_used > hp.experts then
+      hp:bad("expert_used_count", "%d experts are used of %d", hp.experts_used, hp.experts)
+    end
   end
   hp.rope = rope.read(hp, math.min(ctx or hp.ctx, hp.ctx))
   return hp

@@ -31,11 +31,13 @@ function Counter:linear(_, name, _, out, first)
     local shape = need(self, name)
     return self:new_node(first and first >= 0 and out or shape[2] or 1)
 end
+function Counter:route(_, o) return self:new_node(2 * o.used) end
+function Counter:experts(_, _, name) return self:new_node(need(self, name)[2]) end
 function Counter:attention(q, _, _, o)
     self.kv[#self.kv + 1] = { kv_heads = o.kv_heads, head_dim = o.head_dim, window = o.window or 0 }
     return self:new_node(self.widths[q])
 end
-for _, op in ipairs { "rope", "add", "mul", "glu", "act", "scale", "softcap" } do
+for _, op in ipairs { "rope", "add", "mul", "glu", "act", "scale", "softcap", "mix" } do
     Counter[op] = function(self, x) return self:new_node(self.widths[x]) end
 end
 

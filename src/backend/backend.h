@@ -6,6 +6,11 @@
  * chunk it came in, the pages its KV lies on and the number of threads; every sum is taken in an order that depends on
  * the row alone.
  *
+ * Mixture of experts: LR_OP_ROUTE chooses n_used experts for each row. LR_OP_EXPERTS leads from token rows to slots,
+ * one for each chosen expert of each row, whose order is the backend's own; values of slots (lr_program.route says
+ * which) have n_used times as many rows. Row-local operations work on them as on others, a further LR_OP_EXPERTS takes
+ * each slot to its own expert again, and LR_OP_MIX leads back to token rows. An expert that no row chose is not read.
+ *
  * KV memory is paged. The backend owns the storage of n_blocks blocks of block_size token slots for all layers; who
  * owns a block is src/kv's business. Layers with a sliding window may live in a block group of their own (own pool,
  * own tables), so that they can free what they no longer see. Called by the engine thread only.
@@ -48,6 +53,10 @@ typedef enum lr_op_kind {
     LR_OP_SCALE,    /* out = in * scale */
     LR_OP_SOFTCAP,  /* out = scale * tanh(in / scale) */
     LR_OP_ROWS,     /* out = the rows of in whose logits are wanted */
+    LR_OP_ROUTE,    /* in[0]: logits of experts; out = (rows, 2 n_used): numbers of the chosen, then their weights */
+    LR_OP_EXPERTS,  /* out = in[0] . w[e]^T + bias[e], e the slot's expert in route in[1]; w is (n_experts, n, k), bias
+                     * (n_experts, n). in[0]: token rows, or slots of the same route */
+    LR_OP_MIX,      /* out = the sum over a row's slots in[0], times their weights in in[1], by rank */
 } lr_op_kind;
 
 typedef struct lr_rope {
@@ -57,6 +66,25 @@ typedef struct lr_rope {
     float attn_scale;             /* multiplies sin and cos (YaRN); 1 otherwise */
     const float *factors;         /* (n_rot/2) or NULL; borrowed until compile returns */
 } lr_rope;
+
+enum { LR_EXPERTS_MAX = 1024 };
+
+typedef enum lr_gate {
+    LR_GATE_SOFTMAX,        /* over all experts, before choosing */
+    LR_GATE_SIGMOID,        /* of each */
+    LR_GATE_SOFTMAX_CHOSEN, /* over the chosen, whose logits are the highest */
+} lr_gate;
+
+/* The n_used experts of the highest score (of two equal ones the lower number), by descending score. A score is the
+ * gate of the logit, plus the op's bias, if there is one, which counts for choosing only. */
+typedef struct lr_route {
+    int n_experts, n_used; /* n_used <= n_experts <= LR_EXPERTS_MAX */
+    lr_gate gate;
+    bool normalize;              /* weights are divided by their sum (SOFTMAX, SIGMOID) */
+    float scale;                 /* multiplies the weights */
+    int n_groups, n_groups_used; /* n_groups > 0: only experts of the n_groups_used best of n_groups equal parts */
+    int group_best;              /* a group's score is the sum of its so many best scores */
+} lr_route;
 
 typedef struct lr_attn {
     int layer;               /* KV layer, 0-based over the layers that have KV */
@@ -71,8 +99,8 @@ typedef struct lr_attn {
 typedef struct lr_op {
     lr_op_kind kind;
     int in[2], out;        /* value ids, -1 = none */
-    const lr_weight *w;    /* EMBED, EMBED_AT, NORM, LINEAR */
-    const lr_weight *bias; /* NORM, LINEAR; NULL = none */
+    const lr_weight *w;    /* EMBED, EMBED_AT, NORM, LINEAR, EXPERTS */
+    const lr_weight *bias; /* NORM, LINEAR, ROUTE, EXPERTS; NULL = none */
     union {
         struct {
             float eps;
@@ -81,6 +109,7 @@ typedef struct lr_op {
         } norm; /* group divides the width */
         lr_rope rope;
         lr_attn attn;
+        lr_route route;
         lr_act act;  /* ACT, GLU */
         float scale; /* EMBED, SCALE, SOFTCAP */
     } u;
@@ -90,6 +119,7 @@ typedef struct lr_op {
 typedef struct lr_program {
     int n_values;
     const int *width; /* (n_values) */
+    const int *route; /* (n_values) the value of the LR_OP_ROUTE whose slots a value's rows are; -1 = token rows */
     int n_ops;
     const lr_op *ops;
     int logits; /* value id: (wanted rows, vocabulary) */
@@ -182,9 +212,9 @@ typedef struct lr_backend_ops {
     const char *name;
     bool echoes; /* run knows what to do with a batch's echoes */
     void (*free)(lr_backend *);
-    /* Prepares a weight. Linear weights are repacked for the matrix product; `embed` ones are also read row by row.
-     * The tensor's data stays mapped and valid until the weight is freed, or weight_keeps says no. Safe to call from
-     * the engine thread only; uses the compute pool inside. */
+    /* Prepares a weight. Linear weights are repacked for the matrix product (with three dimensions: one matrix an
+     * expert); `embed` ones are also read row by row. The tensor's data stays mapped and valid until the weight is
+     * freed, or weight_keeps says no. Safe to call from the engine thread only; uses the compute pool inside. */
     int (*weight_new)(lr_backend *, const lr_tensor *, bool linear, bool embed, lr_weight **out, lr_error *err);
     void (*weight_free)(lr_backend *, lr_weight *);
     /* Whether the weight still reads its tensor's data. NULL = it does. */

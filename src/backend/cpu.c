@@ -30,7 +30,13 @@ static void pack_thread(void *arg, int thread, int n_threads)
     enum { CHUNK = 16 };
     for (int s; (s = atomic_fetch_add(&j->next, CHUNK)) < j->n_strips;) {
         int e = s + CHUNK < j->n_strips ? s + CHUNK : j->n_strips;
-        lr_pack_strips(j->w->type, j->w->rows, j->w->row_bytes, j->w->n, j->w->k, j->w->packed, s, e);
+        /* strips are numbered through all matrices; each begins with a strip of its own */
+        for (const int per = (j->w->n + LR_STRIP - 1) / LR_STRIP; s < e;) {
+            int mat = s / per, s1 = e - mat * per < per ? e - mat * per : per;
+            lr_pack_strips(j->w->type, j->w->rows + (size_t)mat * (size_t)j->w->n * j->w->row_bytes, j->w->row_bytes,
+                           j->w->n, j->w->k, (char *)j->w->packed + (size_t)mat * j->w->mat_bytes, s - mat * per, s1);
+            s = mat * per + s1;
+        }
     }
 }
 
@@ -44,8 +50,10 @@ static int prepare_linear(cpu_backend *be, lr_weight *w, lr_error *err)
         return 0;
     }
     int n_strips = (w->n + LR_STRIP - 1) / LR_STRIP;
+    w->mat_bytes = strip * (size_t)n_strips;
+    n_strips *= w->n_mats;
     if (!lr_mul(strip, (size_t)n_strips, &total) || !(w->packed = lr_alloc_aligned(total)))
-        return lr_fail(err, LR_ENOMEM, "no memory for %d x %d packed weights", w->n, w->k);
+        return lr_fail(err, LR_ENOMEM, "no memory for %d x %d x %d packed weights", w->n_mats, w->n, w->k);
     w->bytes = total;
     pack_job job = {.w = w, .n_strips = n_strips};
     lr_pool_run(be->pool, pack_thread, &job);
@@ -93,7 +101,8 @@ static int cpu_weight_new(lr_backend *b, const lr_tensor *t, bool linear, bool e
     lr_weight *w = lr_calloc(1, sizeof *w);
     if (!w) return lr_fail(err, LR_ENOMEM, "no memory for a weight");
     w->type = t->type;
-    w->n = (int)n;
+    w->n_mats = linear && t->n_dims == 3 ? (int)t->ne[2] : 1;
+    w->n = (int)(n / w->n_mats);
     w->k = (int)k;
     w->rows = t->data;
     w->row_bytes = (size_t)(k / block) * (size_t)lr_dtype_bytes(t->type);

@@ -1,9 +1,10 @@
 /* cpu_int.h - inside the CPU backend: weights, KV store, compiled plans. See cpu.c, cpu_plan.c, cpu_run.c.
  *
- * A plan is a list of stages; the threads meet at a barrier behind each. Three kinds:
+ * A plan is a list of stages; the threads meet at a barrier behind each. Four kinds:
  *   ROWS  a chain of row-local operations, done row by row: no barrier inside the chain
  *   GEMM  matrix products with the same number of rows and ready inputs; a gate/up pair with its GLU is one item
  *   ATTN  attention of one layer: tasks are (tile of rows of a sequence, KV head)
+ *   SORT  the slots of a mixture of experts: one task (cpu_moe.c)
  * Each stage is cut into tasks that threads take from a counter; who does a task never changes its result.
  */
 #ifndef LR_BACKEND_CPU_INT_H
@@ -26,6 +27,8 @@ typedef struct cpu_backend {
 
 struct lr_weight {
     int type, n, k;   /* n rows of k values */
+    int n_mats;       /* so many times, of linear weights: one matrix an expert */
+    size_t mat_bytes; /* from one packed matrix to the next */
     const char *rows; /* the file's rows (mapped), row_bytes apart */
     size_t row_bytes;
     float *vec;        /* vectors (norms, biases) as float */
@@ -47,7 +50,13 @@ struct lr_kv_store {
 };
 
 /* Operations that exist only inside a plan. */
-enum { OP_QUANT = 100, OP_ROPE_TABLE };
+enum {
+    OP_QUANT = 100,
+    OP_ROPE_TABLE,
+    OP_SORT,        /* in[0]: what LR_OP_ROUTE chose; out: a value without content, which says that slots are known */
+    OP_SPREAD,      /* in[0]: token rows, in[1]: of OP_SORT; out = slots, copies of their rows */
+    OP_SPREAD_QUANT /* the same, quantized */
+};
 
 typedef struct plan_op {
     int kind;       /* lr_op_kind or OP_... */
@@ -61,7 +70,9 @@ typedef struct plan_op {
     const float *sinks; /* owned by the plan */
     float *center;      /* KV: owned; what is taken off the keys (kv_put), or NULL */
     int quant;          /* ATTN, GLU: quantized value that it fills as well, -1 = none */
+    int route;          /* ROUTE, SORT, SPREAD, EXPERTS, MIX: index into routes; else -1 */
     int stage;
+    lr_route chosen; /* ROUTE */
 } plan_op;
 
 typedef struct gemm_item {
@@ -69,11 +80,12 @@ typedef struct gemm_item {
     int glu;  /* GLU op, or -1 */
 } gemm_item;
 
-typedef enum stage_kind { STAGE_ROWS, STAGE_GEMM, STAGE_ATTN } stage_kind;
+typedef enum stage_kind { STAGE_ROWS, STAGE_GEMM, STAGE_ATTN, STAGE_SORT } stage_kind;
 
 typedef struct stage {
     stage_kind kind;
     bool narrow;  /* works on the wanted rows */
+    int route;    /* ROWS: on the slots of this route; -1 = on token rows */
     int first, n; /* ROWS, ATTN: order[first..]; GEMM: items[first..] */
 } stage;
 
@@ -88,9 +100,27 @@ typedef struct rope_table {
 typedef struct value_info {
     int width;
     bool narrow, quant; /* quant: int8 rows with scales */
+    int route;          /* its rows are slots of this route; -1 = token rows */
     int def, last;      /* stages */
     size_t offset, bytes;
 } value_info;
+
+enum { MOE_PIECE = 256 }; /* most slots of a task */
+
+typedef struct moe_piece {
+    int expert, first, n; /* slots */
+} moe_piece;
+
+/* What one LR_OP_ROUTE chose for the batch at hand. */
+typedef struct moe_route {
+    int n_experts, n_used;
+    bool narrow;
+    int *slot_row; /* (slots) */
+    int *slot_of;  /* (rows, n_used) */
+    int *start;    /* (n_experts + 1) scratch of the sorting */
+    moe_piece *pieces;
+    int n_pieces;
+} moe_route;
 
 typedef struct attn_tile {
     int seq, row, n;
@@ -115,6 +145,8 @@ struct lr_plan {
     int n_ropes;
     float **sinks;
     int n_sinks;
+    moe_route *routes;
+    int n_routes;
     int logits, hidden;
     char *work;
     size_t work_bytes;
@@ -136,6 +168,15 @@ int lr_cpu_compile(lr_backend *, const lr_program *, const lr_kv_store *, int ma
 /* Sets the centers of the plan's KV operations. */
 int lr_cpu_centers(lr_plan *, lr_error *err);
 void lr_cpu_plan_free(lr_backend *, lr_plan *);
+/* cpu_moe.c. A row's choice: out as LR_OP_ROUTE's. */
+void lr_cpu_route(const lr_route *, const float *logits, const float *bias, float *out);
+/* Sets slots and pieces from the rows' choices. */
+void lr_cpu_sort(moe_route *, const float *chosen, int rows);
+void lr_cpu_mix(const moe_route *, const float *chosen, const float *slots, int row, float *y, int width);
+/* A new route of the plan: its index, or an error. */
+int lr_cpu_route_new(lr_plan *, const lr_route *, bool narrow, lr_error *err);
+void lr_cpu_routes_free(lr_plan *);
+
 int lr_cpu_run(lr_backend *, lr_plan *, lr_kv_store *, const lr_batch *, lr_error *err);
 
 #endif

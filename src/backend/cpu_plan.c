@@ -29,14 +29,14 @@ static plan_op *push_op(builder *b)
     plan_op *o = &b->p->ops[b->p->n_ops++];
     assert(b->p->n_ops <= b->cap_ops);
     memset(o, 0, sizeof *o);
-    o->in[0] = o->in[1] = o->out = o->quant = o->stage = -1;
+    o->in[0] = o->in[1] = o->out = o->quant = o->stage = o->route = -1;
     return o;
 }
 
-static int push_value(builder *b, int width, bool narrow, bool quant)
+static int push_value(builder *b, int width, bool narrow, bool quant, int route)
 {
     value_info *v = &b->p->values[b->p->n_values];
-    *v = (value_info){.width = width, .narrow = narrow, .quant = quant, .def = -1, .last = -1};
+    *v = (value_info){.width = width, .narrow = narrow, .quant = quant, .route = route, .def = -1, .last = -1};
     return b->p->n_values++;
 }
 
@@ -87,7 +87,7 @@ static int quantized(builder *b, int value)
 {
     if (b->quant_of[value] < 0) {
         const value_info *v = &b->p->values[value];
-        b->quant_of[value] = push_value(b, v->width, v->narrow, true);
+        b->quant_of[value] = push_value(b, v->width, v->narrow, true, v->route);
         plan_op *o = push_op(b);
         o->kind = OP_QUANT;
         o->in[0] = value;
@@ -96,9 +96,81 @@ static int quantized(builder *b, int value)
     return b->quant_of[value];
 }
 
+/* A route's slots, once LR_OP_ROUTE has been converted. */
+static int add_route(builder *b, plan_op *o, const lr_route *t, bool narrow, lr_error *err)
+{
+    lr_plan *p = b->p;
+    int route = lr_cpu_route_new(p, t, narrow, err);
+    if (route < 0) return route;
+    o->chosen = *t;
+    o->route = route;
+    int from = o->out;
+    plan_op *sort = push_op(b);
+    sort->kind = OP_SORT;
+    sort->route = route;
+    sort->in[0] = from;
+    sort->out = push_value(b, 0, narrow, false, -1);
+    return 0;
+}
+
+/* The op of LR_OP_ROUTE whose output the value is, or of the OP_SORT that reads it; -1 if there is none. */
+static int find_route(const lr_plan *p, int value, int kind)
+{
+    for (int i = 0; i < p->n_ops; i++)
+        if (p->ops[i].kind == kind && (kind == OP_SORT ? p->ops[i].in[0] : p->ops[i].out) == value) return i;
+    return -1;
+}
+
+/* Token rows as slots of a route, quantized or not; the operation that makes them is added at the first call. */
+static int spread(builder *b, int value, int route, int sorted, bool quant)
+{
+    lr_plan *p = b->p;
+    int kind = quant ? OP_SPREAD_QUANT : OP_SPREAD;
+    for (int i = 0; i < p->n_ops; i++)
+        if (p->ops[i].kind == kind && p->ops[i].in[0] == value && p->ops[i].route == route) return p->ops[i].out;
+    int out = push_value(b, p->values[value].width, p->routes[route].narrow, quant, route);
+    plan_op *o = push_op(b);
+    o->kind = kind;
+    o->route = route;
+    o->in[0] = value;
+    o->in[1] = sorted;
+    o->out = out;
+    return out;
+}
+
+/* LR_OP_EXPERTS and LR_OP_MIX: finds the route, and makes the slots that an EXPERTS reads. */
+static int convert_slots(builder *b, const lr_op *s, lr_error *err)
+{
+    lr_plan *p = b->p;
+    int made = find_route(p, s->in[1], LR_OP_ROUTE), sort = find_route(p, s->in[1], OP_SORT);
+    if (made < 0 || sort < 0) return lr_fail(err, LR_EINVAL, "experts without a route");
+    int route = p->ops[made].route, in[2] = {s->in[0], s->in[1]};
+    bool slots = p->values[s->in[0]].route >= 0, packed = s->kind == LR_OP_EXPERTS && s->w->gemm.packed;
+    if (slots ? p->values[s->in[0]].route != route : s->kind == LR_OP_MIX)
+        return lr_fail(err, LR_EINVAL, "experts of two routes");
+    if (s->kind == LR_OP_EXPERTS) {
+        int sorted = p->ops[sort].out;
+        in[1] = !packed ? -1 : slots ? quantized(b, s->in[0]) : spread(b, s->in[0], route, sorted, true);
+        if (!slots) in[0] = packed ? -1 : spread(b, s->in[0], route, sorted, false);
+    }
+    plan_op *o = push_op(b);
+    o->kind = (int)s->kind;
+    o->route = route;
+    o->in[0] = in[0];
+    o->in[1] = in[1];
+    o->out = s->out;
+    o->w = s->w;
+    o->bias = s->bias;
+    p->values[s->out].narrow = p->routes[route].narrow;
+    p->values[s->out].route = s->kind == LR_OP_EXPERTS ? route : -1;
+    return 0;
+}
+
 static int convert(builder *b, const lr_op *s, lr_error *err)
 {
     lr_plan *p = b->p;
+    if (s->kind == LR_OP_EXPERTS || s->kind == LR_OP_MIX) return convert_slots(b, s, err);
+    int slots = s->in[0] >= 0 ? p->values[s->in[0]].route : -1;
     bool narrow = s->kind == LR_OP_ROWS;
     for (int j = 0; j < 2; j++)
         if (s->in[j] >= 0 && p->values[s->in[j]].narrow) narrow = true;
@@ -115,8 +187,13 @@ static int convert(builder *b, const lr_op *s, lr_error *err)
     o->out = s->out;
     o->w = s->w;
     o->bias = s->bias;
-    if (s->out >= 0) p->values[s->out].narrow = narrow;
+    if (s->out >= 0) {
+        p->values[s->out].narrow = narrow;
+        p->values[s->out].route = slots;
+    }
     switch (s->kind) {
+    case LR_OP_ROUTE:
+        return add_route(b, o, &s->u.route, narrow, err);
     case LR_OP_NORM:
         o->eps = s->u.norm.eps;
         o->group = s->u.norm.group;
@@ -156,9 +233,19 @@ static int convert(builder *b, const lr_op *s, lr_error *err)
 
 /* ---- scheduling ---- */
 
-static bool is_row_op(const plan_op *o) { return o->kind != LR_OP_LINEAR && o->kind != LR_OP_ATTN; }
+static bool is_product(const plan_op *o) { return o->kind == LR_OP_LINEAR || o->kind == LR_OP_EXPERTS; }
+
+static bool is_row_op(const plan_op *o) { return !is_product(o) && o->kind != LR_OP_ATTN && o->kind != OP_SORT; }
+
+/* Reads other rows than it writes: what it reads is to be there altogether. */
+static bool crosses_rows(const plan_op *o)
+{
+    return o->kind == LR_OP_ROWS || o->kind == LR_OP_MIX || o->kind == OP_SPREAD || o->kind == OP_SPREAD_QUANT;
+}
 
 static bool op_narrow(const builder *b, const plan_op *o) { return o->out >= 0 && b->p->values[o->out].narrow; }
+
+static int op_route(const builder *b, const plan_op *o) { return o->out >= 0 ? b->p->values[o->out].route : -1; }
 
 /* Every input was made before stage `now`, or in it if `chain`. */
 static bool inputs_ready(const builder *b, const plan_op *o, int now, bool chain)
@@ -185,11 +272,11 @@ static void mark(builder *b, plan_op *o, int now)
 static stage *new_stage(builder *b, stage_kind kind, bool narrow, int first)
 {
     stage *s = &b->p->stages[b->p->n_stages++];
-    *s = (stage){kind, narrow, first, 0};
+    *s = (stage){kind, narrow, -1, first, 0};
     return s;
 }
 
-static bool schedule_rows(builder *b, bool narrow)
+static bool schedule_rows(builder *b, bool narrow, int route)
 {
     lr_plan *p = b->p;
     int now = p->n_stages, first = p->n_order;
@@ -197,16 +284,44 @@ static bool schedule_rows(builder *b, bool narrow)
         more = false;
         for (int i = 0; i < p->n_ops; i++) {
             plan_op *o = &p->ops[i];
-            if (o->stage >= 0 || !is_row_op(o) || op_narrow(b, o) != narrow) continue;
-            if (!inputs_ready(b, o, now, o->kind != LR_OP_ROWS)) continue;
+            if (o->stage >= 0 || !is_row_op(o) || op_narrow(b, o) != narrow || op_route(b, o) != route) continue;
+            if (!inputs_ready(b, o, now, !crosses_rows(o))) continue;
             p->order[p->n_order++] = i;
             mark(b, o, now);
             more = true;
         }
     }
     if (p->n_order == first) return false;
-    new_stage(b, STAGE_ROWS, narrow, first)->n = p->n_order - first;
+    stage *s = new_stage(b, STAGE_ROWS, narrow, first);
+    s->route = route;
+    s->n = p->n_order - first;
     return true;
+}
+
+/* Of the slots of whatever route comes first. */
+static bool schedule_slots(builder *b)
+{
+    for (int i = 0; i < b->p->n_ops; i++) {
+        const plan_op *o = &b->p->ops[i];
+        if (o->stage < 0 && is_row_op(o) && op_route(b, o) >= 0 && inputs_ready(b, o, b->p->n_stages, !crosses_rows(o)))
+            return schedule_rows(b, op_narrow(b, o), op_route(b, o));
+    }
+    return false;
+}
+
+static bool schedule_sort(builder *b)
+{
+    lr_plan *p = b->p;
+    int now = p->n_stages;
+    for (int i = 0; i < p->n_ops; i++) {
+        plan_op *o = &p->ops[i];
+        if (o->stage >= 0 || o->kind != OP_SORT || !inputs_ready(b, o, now, false)) continue;
+        p->order[p->n_order++] = i;
+        mark(b, o, now);
+        new_stage(b, STAGE_SORT, p->routes[o->route].narrow, p->n_order - 1)->n = 1;
+        return true;
+    }
+    return false;
 }
 
 static plan_op *pending_quant(builder *b, int value)
@@ -250,8 +365,7 @@ static bool schedule_gemm(builder *b, bool narrow)
     int now = p->n_stages, first = p->n_items;
     for (int i = 0; i < p->n_ops; i++) {
         plan_op *o = &p->ops[i];
-        if (o->stage >= 0 || o->kind != LR_OP_LINEAR || op_narrow(b, o) != narrow || !inputs_ready(b, o, now, false))
-            continue;
+        if (o->stage >= 0 || !is_product(o) || op_narrow(b, o) != narrow || !inputs_ready(b, o, now, false)) continue;
         p->items[p->n_items++] = (gemm_item){i, -1, -1};
         mark(b, o, now);
     }
@@ -284,8 +398,8 @@ static bool schedule_attn(builder *b)
 static int schedule(builder *b, lr_error *err)
 {
     for (;;) {
-        if (schedule_rows(b, false) || schedule_rows(b, true) || schedule_gemm(b, false) || schedule_attn(b) ||
-            schedule_gemm(b, true))
+        if (schedule_rows(b, false, -1) || schedule_rows(b, true, -1) || schedule_sort(b) || schedule_slots(b) ||
+            schedule_gemm(b, false) || schedule_attn(b) || schedule_gemm(b, true))
             continue;
         break;
     }
@@ -305,9 +419,14 @@ static void touch(lr_plan *p, int value, int at)
     if (at > v->last) v->last = at;
 }
 
+static size_t value_rows(const lr_plan *p, const value_info *v)
+{
+    return (size_t)(v->narrow ? p->max_out : p->max_rows) * (size_t)(v->route < 0 ? 1 : p->routes[v->route].n_used);
+}
+
 static size_t value_bytes(const lr_plan *p, const value_info *v)
 {
-    size_t rows = (size_t)(v->narrow ? p->max_out : p->max_rows), w = (size_t)v->width;
+    size_t rows = value_rows(p, v), w = (size_t)v->width;
     if (!v->quant) return (rows * w * sizeof(float) + 63) & ~(size_t)63;
     if (p->be->bf16) return (rows * w * sizeof(uint16_t) + 63) & ~(size_t)63;
     size_t q = (rows * w * (p->be->fine ? 2 : 1) + 63) & ~(size_t)63, s = (rows * (w / 32) * 4 + 63) & ~(size_t)63;
@@ -340,7 +459,7 @@ static void point(lr_plan *p, int i)
     char *at = p->work + v->offset;
     p->ptr[i] = (float *)(void *)at;
     if (!v->quant) return;
-    size_t rows = (size_t)(v->narrow ? p->max_out : p->max_rows), w = (size_t)v->width;
+    size_t rows = value_rows(p, v), w = (size_t)v->width;
     size_t q = (rows * w * (p->be->fine ? 2 : 1) + 63) & ~(size_t)63, s = (rows * (w / 32) * 4 + 63) & ~(size_t)63;
     p->q[i] = p->be->bf16 ? (lr_qact){.k = v->width, .h = (uint16_t *)(void *)at}
                           : (lr_qact){.q = (int8_t *)at,
@@ -420,7 +539,7 @@ static int alloc_plan(builder *b, lr_error *err)
         return lr_fail(err, LR_ENOMEM, "no memory for the plan");
     for (size_t i = 0; i < nv; i++) b->quant_of[i] = b->ready[i] = -1;
     for (int i = 0; i < g->n_ops; i++) b->kv_ready[i] = -1;
-    for (int i = 0; i < g->n_values; i++) push_value(b, g->width[i], false, false);
+    for (int i = 0; i < g->n_values; i++) push_value(b, g->width[i], false, false, -1);
     return 0;
 }
 
@@ -477,6 +596,7 @@ void lr_cpu_plan_free(lr_backend *be, lr_plan *p)
     }
     for (int i = 0; i < p->n_sinks; i++) lr_free(p->sinks[i]);
     for (int i = 0; i < p->n_ops; i++) lr_free(p->ops[i].center);
+    lr_cpu_routes_free(p);
     lr_free(p->ropes);
     lr_free(p->sinks);
     lr_free(p->values);

@@ -15,7 +15,11 @@ typedef struct run_ctx {
     int n_threads;
 } run_ctx;
 
-static int rows_of(const run_ctx *c, bool narrow) { return narrow ? c->b->n_out : c->b->n_rows; }
+static int rows_of(const run_ctx *c, bool narrow, int route)
+{
+    int rows = narrow ? c->b->n_out : c->b->n_rows;
+    return route < 0 ? rows : rows * c->p->routes[route].n_used;
+}
 
 static int min_int(int a, int b) { return a < b ? a : b; }
 
@@ -61,6 +65,21 @@ static void norm_row(const lr_cpu_kernels *k, const plan_op *o, const float *x, 
         else
             k->rmsnorm(x + i, w, y + i, o->group, o->eps);
     }
+}
+
+/* r: of SPREAD a slot, else a token row. */
+static void moe_op(const lr_plan *p, const plan_op *o, const float *x, const float *x2, int r, float *y, int n)
+{
+    const moe_route *m = &p->routes[o->route];
+    size_t w = (size_t)n;
+    if (o->kind == LR_OP_ROUTE)
+        lr_cpu_route(&o->chosen, x + (size_t)r * (size_t)m->n_experts, o->bias ? o->bias->vec : NULL, y);
+    else if (o->kind == LR_OP_MIX)
+        lr_cpu_mix(m, x2, x, r, y, n);
+    else if (o->kind == OP_SPREAD)
+        memcpy(y, x + (size_t)m->slot_row[r] * w, w * sizeof *y);
+    else
+        p->be->k->quantize(x + (size_t)m->slot_row[r] * w, w, 1, lr_qact_at(p->q[o->out], (size_t)r * w), 0, n);
 }
 
 static void row_op(const run_ctx *c, const plan_op *o, int r)
@@ -126,6 +145,12 @@ static void row_op(const run_ctx *c, const plan_op *o, int r)
         k->quantize(x + at, (size_t)n, 1, lr_qact_at(p->q[out], at), 0, n);
         break;
     }
+    case OP_SPREAD:
+    case OP_SPREAD_QUANT:
+    case LR_OP_ROUTE:
+    case LR_OP_MIX:
+        moe_op(p, o, x, x2, r, y, n);
+        break;
     default:
         break;
     }
@@ -161,7 +186,10 @@ static int gemm_m_block(int rows, int k)
 static int gemm_strips(const run_ctx *c, const stage *s, int rows)
 {
     int total = 0;
-    for (int i = 0; i < s->n; i++) total += (c->p->ops[c->p->items[s->first + i].a].w->n + LR_STRIP - 1) / LR_STRIP;
+    for (int i = 0; i < s->n; i++) {
+        const plan_op *o = &c->p->ops[c->p->items[s->first + i].a];
+        total += (o->w->n + LR_STRIP - 1) / LR_STRIP * (o->route < 0 ? 1 : c->p->routes[o->route].n_pieces);
+    }
     int n = total / (c->n_threads * 6) & ~1;
     int most = rows > 8 ? 8 : 64;
     return n < 2 ? 2 : n > most ? most : n;
@@ -169,28 +197,34 @@ static int gemm_strips(const run_ctx *c, const stage *s, int rows)
 
 static int item_tasks(const lr_plan *p, const gemm_item *it, int strips, int rows)
 {
-    const lr_weight *w = p->ops[it->a].w;
+    const plan_op *o = &p->ops[it->a];
+    const lr_weight *w = o->w;
     int n = (w->n + LR_STRIP - 1) / LR_STRIP, mb = gemm_m_block(rows, w->k);
+    if (o->route >= 0) return (n + strips - 1) / strips * p->routes[o->route].n_pieces;
     return (n + strips - 1) / strips * ((rows + mb - 1) / mb);
 }
 
-static void product(const lr_plan *p, const plan_op *o, int r0, int m, int s0, int s1)
+/* mat: which of the weight's matrices. */
+static void product(const lr_plan *p, const plan_op *o, int mat, int r0, int m, int s0, int s1)
 {
     const lr_weight *w = o->w;
     size_t ldy = (size_t)w->n, k = (size_t)w->k;
     float *y = p->ptr[o->out] + (size_t)r0 * ldy;
-    const float *x = p->ptr[o->in[0]] + (size_t)r0 * k;
+    const float *x = o->in[0] < 0 ? NULL : p->ptr[o->in[0]] + (size_t)r0 * k;
+    size_t behind = (size_t)mat * ldy; /* rows of other matrices before this one's */
     int j0 = s0 * LR_STRIP, j1 = min_int(s1 * LR_STRIP, w->n);
     if (p->be->exact) {
-        lr_gemm_f32_ref(w->type, w->rows, w->row_bytes, w->k, x, k, m, y, ldy, j0, j1);
+        lr_gemm_f32_ref(w->type, w->rows + behind * w->row_bytes, w->row_bytes, w->k, x, k, m, y, ldy, j0, j1);
     } else {
         lr_qact qa = {0};
         if (o->in[1] >= 0) qa = lr_qact_at(p->q[o->in[1]], (size_t)r0 * k);
-        p->be->k->gemm(&w->gemm, &qa, x, k, m, y, ldy, s0, s1);
+        lr_gemm_w gw = w->gemm;
+        gw.data = (const char *)gw.data + (gw.packed ? (size_t)mat * w->mat_bytes : behind * w->row_bytes);
+        p->be->k->gemm(&gw, &qa, x, k, m, y, ldy, s0, s1);
     }
     if (!o->bias) return;
     for (int r = 0; r < m; r++)
-        p->be->k->add(y + (size_t)r * ldy + j0, o->bias->vec + j0, y + (size_t)r * ldy + j0, j1 - j0);
+        p->be->k->add(y + (size_t)r * ldy + j0, o->bias->vec + behind + j0, y + (size_t)r * ldy + j0, j1 - j0);
 }
 
 static void gemm_task(const run_ctx *c, const stage *s, int task, int rows, int strips)
@@ -200,11 +234,19 @@ static void gemm_task(const run_ctx *c, const stage *s, int task, int rows, int 
     for (int n; task >= (n = item_tasks(p, it, strips, rows)); it++) task -= n;
     const plan_op *a = &p->ops[it->a];
     int n_strips = (a->w->n + LR_STRIP - 1) / LR_STRIP, mb = gemm_m_block(rows, a->w->k), n_mb = (rows + mb - 1) / mb;
-    int s0 = task / n_mb * strips, s1 = min_int(s0 + strips, n_strips), r0 = task % n_mb * mb,
-        m = min_int(mb, rows - r0);
-    product(p, a, r0, m, s0, s1);
+    int s0 = task / n_mb * strips, r0 = task % n_mb * mb, m = min_int(mb, rows - r0), mat = 0;
+    if (a->route >= 0) {
+        int cols = (n_strips + strips - 1) / strips;
+        const moe_piece *piece = &p->routes[a->route].pieces[task / cols];
+        s0 = task % cols * strips;
+        mat = piece->expert;
+        r0 = piece->first;
+        m = piece->n;
+    }
+    int s1 = min_int(s0 + strips, n_strips);
+    product(p, a, mat, r0, m, s0, s1);
     if (it->b < 0) return;
-    product(p, &p->ops[it->b], r0, m, s0, s1);
+    product(p, &p->ops[it->b], mat, r0, m, s0, s1);
     const plan_op *g = &p->ops[it->glu];
     int n = a->w->n, j0 = s0 * LR_STRIP, j1 = min_int(s1 * LR_STRIP, n);
     float *y = p->ptr[g->out];
@@ -363,10 +405,13 @@ static void run_thread(void *arg, int thread, int n_threads)
     (void)n_threads;
     for (int i = 0; i < p->n_stages; i++) {
         const stage *s = &p->stages[i];
-        int rows = rows_of(c, s->narrow);
+        int rows = rows_of(c, s->narrow, s->route);
         if (rows == 0) continue;
         atomic_int *next = &p->counters[i].next;
-        if (s->kind == STAGE_ATTN) {
+        if (s->kind == STAGE_SORT) {
+            const plan_op *o = &p->ops[p->order[s->first]];
+            if (take(next) == 0) lr_cpu_sort(&p->routes[o->route], p->ptr[o->in[0]], rows);
+        } else if (s->kind == STAGE_ATTN) {
             attn_stage(c, s, next, thread);
         } else {
             if (thread == 0 && s->kind == STAGE_GEMM && p->be->observed) observe(c, s, rows);

@@ -429,6 +429,46 @@ static int graph_softcap(lua_State *L)
     return node_or_raise(L, rc, out, &err);
 }
 
+/* g:route(logits, {experts=, used=, gate=, normalize=, scale=, groups=, groups_used=, group_best=, bias=}) */
+static int graph_route(lua_State *L)
+{
+    static const char *const gates[] = {"softmax", "sigmoid", "softmax_chosen"};
+    lr_error err;
+    lr_route t = {
+        .n_experts = lr_lua_opt_i32(L, 3, "experts", 0),
+        .n_used = lr_lua_opt_i32(L, 3, "used", 0),
+        .normalize = lr_lua_opt_bool(L, 3, "normalize", false),
+        .scale = (float)lr_lua_opt_num(L, 3, "scale", 1),
+        .n_groups = lr_lua_opt_i32(L, 3, "groups", 0),
+        .n_groups_used = lr_lua_opt_i32(L, 3, "groups_used", 0),
+        .group_best = lr_lua_opt_i32(L, 3, "group_best", 1),
+    };
+    const char *gate = lr_lua_opt_str(L, 3, "gate", gates[0]);
+    int i = 0, out = -1;
+    while (i < 3 && strcmp(gate, gates[i]) != 0) i++;
+    if (i == 3) return luaL_error(L, "route: gate '%s' is not one of softmax, sigmoid, softmax_chosen", gate);
+    t.gate = (lr_gate)i;
+    int rc = lr_graph_route(check_graph(L), check_node(L, 2), &t, lr_lua_opt_str(L, 3, "bias", NULL), &out, &err);
+    return node_or_raise(L, rc, out, &err);
+}
+
+/* g:experts(x, route, weight, bias | nil, n_out | 0) */
+static int graph_experts(lua_State *L)
+{
+    lr_error err;
+    int out = -1, rc = lr_graph_experts(check_graph(L), check_node(L, 2), check_node(L, 3), luaL_checkstring(L, 4),
+                                        luaL_optstring(L, 5, NULL), (int)luaL_optinteger(L, 6, 0), &out, &err);
+    return node_or_raise(L, rc, out, &err);
+}
+
+/* g:mix(x, route) */
+static int graph_mix(lua_State *L)
+{
+    lr_error err;
+    int out = -1, rc = lr_graph_mix(check_graph(L), check_node(L, 2), check_node(L, 3), &out, &err);
+    return node_or_raise(L, rc, out, &err);
+}
+
 /* g:finish(logits, hidden | nil, vocab, {name=, ctx=, fingerprint=}) -> model; the graph is used up */
 static int graph_finish(lua_State *L)
 {
@@ -453,23 +493,12 @@ static int graph_finish(lua_State *L)
 static const luaL_Reg gguf_methods[] = {{"get", gguf_get},     {"keys", gguf_keys},   {"tensors", gguf_tensors},
                                         {"info", gguf_info},   {"vocab", gguf_vocab}, {"bytes", gguf_bytes},
                                         {"close", gguf_close}, {NULL, NULL}};
-static const luaL_Reg graph_methods[] = {{"shape", graph_shape},
-                                         {"width", graph_width},
-                                         {"embed", graph_embed},
-                                         {"embed_at", graph_embed_at},
-                                         {"norm", graph_norm},
-                                         {"linear", graph_linear},
-                                         {"rope", graph_rope},
-                                         {"attention", graph_attention},
-                                         {"add", graph_add},
-                                         {"mul", graph_mul},
-                                         {"glu", graph_glu},
-                                         {"act", graph_act},
-                                         {"scale", graph_scale},
-                                         {"softcap", graph_softcap},
-                                         {"finish", graph_finish},
-                                         {"close", graph_close},
-                                         {NULL, NULL}};
+static const luaL_Reg graph_methods[] = {
+    {"shape", graph_shape}, {"width", graph_width},     {"embed", graph_embed}, {"embed_at", graph_embed_at},
+    {"norm", graph_norm},   {"linear", graph_linear},   {"rope", graph_rope},   {"attention", graph_attention},
+    {"add", graph_add},     {"mul", graph_mul},         {"glu", graph_glu},     {"act", graph_act},
+    {"scale", graph_scale}, {"softcap", graph_softcap}, {"route", graph_route}, {"experts", graph_experts},
+    {"mix", graph_mix},     {"finish", graph_finish},   {"close", graph_close}, {NULL, NULL}};
 
 void lr_lua_open_graph(lua_State *L)
 {

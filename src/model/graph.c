@@ -28,6 +28,7 @@ struct lr_graph {
     lr_weight_source src;
     int n_values, cap_values, n_ops, cap_ops, n_weights, cap_weights;
     int *width;
+    int *route; /* (n_values) the route whose slots a value's rows are, -1 = token rows */
     lr_op *ops;
     named_weight *weights;
     int *layer_window; /* (n_kv_layers) */
@@ -56,8 +57,9 @@ static int grow(void *array, int *cap, int n, size_t size, lr_error *err)
 static int new_value(lr_graph *g, int width, int *out, lr_error *err)
 {
     if (g->n_values >= MAX_VALUES) return lr_fail(err, LR_ELIMIT, "the graph has more than %d values", MAX_VALUES);
-    int rc = grow(&g->width, &g->cap_values, g->n_values, sizeof *g->width, err);
-    if (rc) return rc;
+    int cap = g->cap_values, rc = grow(&g->route, &cap, g->n_values, sizeof *g->route, err);
+    if (rc || (rc = grow(&g->width, &g->cap_values, g->n_values, sizeof *g->width, err))) return rc;
+    g->route[g->n_values] = -1;
     g->width[g->n_values] = width;
     *out = g->n_values++;
     return 0;
@@ -69,6 +71,8 @@ static int new_op(lr_graph *g, lr_op op, int width, int *out, lr_error *err)
     if (rc) return rc;
     op.out = -1;
     if (width > 0 && (rc = new_value(g, width, &op.out, err))) return rc;
+    if (op.out >= 0 && op.in[0] >= 0 && op.kind != LR_OP_EXPERTS && op.kind != LR_OP_MIX)
+        g->route[op.out] = g->route[op.in[0]];
     g->ops[g->n_ops++] = op;
     if (out) *out = op.out;
     return 0;
@@ -78,6 +82,21 @@ static int check_node(const lr_graph *g, int node, const char *what, lr_error *e
 {
     if (node >= 0 && node < g->n_values) return 0;
     return lr_fail(err, LR_EINVAL, "%s: the input is not a node of this graph (%d)", what, node);
+}
+
+/* A node of token rows. */
+static int check_rows(const lr_graph *g, int node, const char *what, lr_error *err)
+{
+    int rc = check_node(g, node, what, err);
+    if (!rc && g->route[node] >= 0)
+        rc = lr_fail(err, LR_EINVAL, "%s: the input has a row for each chosen expert; mix it first", what);
+    return rc;
+}
+
+static int check_same_rows(const lr_graph *g, int a, int b, const char *what, lr_error *err)
+{
+    if (g->route[a] == g->route[b]) return 0;
+    return lr_fail(err, LR_EINVAL, "%s: one input has a row for each chosen expert, the other has not", what);
 }
 
 /* ---- weights ---- */
@@ -243,6 +262,7 @@ void lr_graph_free(lr_graph *g)
     lr_free(g->weights);
     lr_free(g->ops);
     lr_free(g->width);
+    lr_free(g->route);
     lr_free(g);
 }
 
@@ -275,7 +295,7 @@ static int embed(lr_graph *g, lr_op op, const char *weight, lr_tensor *out_t, in
 
 int lr_graph_embed(lr_graph *g, const char *weight, float scale, int *out, lr_error *err)
 {
-    lr_tensor t;
+    lr_tensor t = {0};
     lr_op op = {.kind = LR_OP_EMBED, .in = {-1, -1}, .u.scale = scale};
     int rc = embed(g, op, weight, &t, out, err);
     if (rc) return rc;
@@ -285,7 +305,7 @@ int lr_graph_embed(lr_graph *g, const char *weight, float scale, int *out, lr_er
 
 int lr_graph_embed_at(lr_graph *g, const char *weight, int *out, lr_error *err)
 {
-    lr_tensor t;
+    lr_tensor t = {0};
     lr_op op = {.kind = LR_OP_EMBED_AT, .in = {-1, -1}};
     int rc = embed(g, op, weight, &t, out, err);
     if (rc) return rc;
@@ -320,7 +340,7 @@ int lr_graph_linear(lr_graph *g, int in, const char *weight, const char *bias, i
                     lr_error *err)
 {
     lr_tensor t;
-    int rc = check_node(g, in, weight, err);
+    int rc = check_rows(g, in, weight, err);
     if (rc || (rc = find_tensor(g, weight, &t, err)) || (rc = take_rows(&t, weight, first, n_out, err))) return rc;
     char s[100];
     shape_text(&t, s, sizeof s);
@@ -342,7 +362,7 @@ int lr_graph_linear(lr_graph *g, int in, const char *weight, const char *bias, i
 
 int lr_graph_rope(lr_graph *g, int in, const lr_rope *rope, const char *factors_name, int *out, lr_error *err)
 {
-    int rc = check_node(g, in, "rope", err);
+    int rc = check_rows(g, in, "rope", err);
     if (rc) return rc;
     lr_op op = {.kind = LR_OP_ROPE, .in = {in, -1}};
     op.u.rope = *rope;
@@ -391,8 +411,8 @@ static int attention_shapes(const lr_graph *g, int q, int k, int v, const lr_att
 int lr_graph_attention(lr_graph *g, int q, int k, int v, lr_attn attn, const char *sinks_name, int *out, lr_error *err)
 {
     int rc;
-    if ((rc = check_node(g, q, "attention", err)) || (rc = check_node(g, k, "attention", err)) ||
-        (rc = check_node(g, v, "attention", err)))
+    if ((rc = check_rows(g, q, "attention", err)) || (rc = check_rows(g, k, "attention", err)) ||
+        (rc = check_rows(g, v, "attention", err)))
         return rc;
     if ((rc = attention_shapes(g, q, k, v, &attn, err))) return rc;
     lr_model *m = &g->base;
@@ -420,7 +440,9 @@ int lr_graph_binary(lr_graph *g, lr_op_kind kind, int a, int b, int *out, lr_err
 {
     const char *what = kind == LR_OP_ADD ? "add" : "mul";
     int rc;
-    if ((rc = check_node(g, a, what, err)) || (rc = check_node(g, b, what, err))) return rc;
+    if ((rc = check_node(g, a, what, err)) || (rc = check_node(g, b, what, err)) ||
+        (rc = check_same_rows(g, a, b, what, err)))
+        return rc;
     if (g->width[a] != g->width[b] && !(kind == LR_OP_MUL && g->width[b] == 1))
         return lr_fail(err, LR_ESHAPE, "%s: widths %d and %d differ", what, g->width[a], g->width[b]);
     lr_op op = {.kind = kind, .in = {a, b}};
@@ -430,7 +452,9 @@ int lr_graph_binary(lr_graph *g, lr_op_kind kind, int a, int b, int *out, lr_err
 int lr_graph_glu(lr_graph *g, int gate, int up, lr_act act, int *out, lr_error *err)
 {
     int rc;
-    if ((rc = check_node(g, gate, "glu", err)) || (rc = check_node(g, up, "glu", err))) return rc;
+    if ((rc = check_node(g, gate, "glu", err)) || (rc = check_node(g, up, "glu", err)) ||
+        (rc = check_same_rows(g, gate, up, "glu", err)))
+        return rc;
     if (g->width[gate] != g->width[up])
         return lr_fail(err, LR_ESHAPE, "glu: widths %d and %d differ", g->width[gate], g->width[up]);
     lr_op op = {.kind = LR_OP_GLU, .in = {gate, up}};
@@ -459,6 +483,82 @@ int lr_graph_scale(lr_graph *g, lr_op_kind kind, int in, float scale, int *out, 
     return new_op(g, op, g->width[in], out, err);
 }
 
+/* ---- mixture of experts ---- */
+
+int lr_graph_route(lr_graph *g, int logits, const lr_route *t, const char *bias_name, int *out, lr_error *err)
+{
+    int rc = check_rows(g, logits, "route", err);
+    if (rc) return rc;
+    if (t->n_experts < 1 || t->n_experts > LR_EXPERTS_MAX || t->n_experts != g->width[logits])
+        return lr_fail(err, LR_ESHAPE, "route: %d experts (of at most %d), but the logits are %d wide", t->n_experts,
+                       LR_EXPERTS_MAX, g->width[logits]);
+    if (t->n_used < 1 || t->n_used > t->n_experts)
+        return lr_fail(err, LR_EINVAL, "route: %d experts used of %d", t->n_used, t->n_experts);
+    if (!isfinite(t->scale)) return lr_fail(err, LR_EINVAL, "route: the scale is not a number");
+    int n = t->n_groups, per = n > 0 ? t->n_experts / n : 0;
+    if (n < 0 || (n && (t->n_experts % n || t->n_groups_used < 1 || t->n_groups_used > n || t->group_best < 1 ||
+                        t->group_best > per || t->n_used > t->n_groups_used * per)))
+        return lr_fail(err, LR_EINVAL, "route: %d of %d experts out of %d of %d groups, by the best %d", t->n_used,
+                       t->n_experts, t->n_groups_used, n, t->group_best);
+    lr_op op = {.kind = LR_OP_ROUTE, .in = {logits, -1}, .u.route = *t};
+    lr_weight *b = NULL;
+    if (bias_name && (rc = get_vector(g, bias_name, t->n_experts, -1, &b, err))) return rc;
+    op.bias = b;
+    return new_op(g, op, 2 * t->n_used, out, err);
+}
+
+/* The choice that a route stands for; NULL and an error if the node is none. */
+static const lr_route *check_route(const lr_graph *g, int node, const char *what, lr_error *err)
+{
+    for (int i = 0; i < g->n_ops; i++)
+        if (g->ops[i].kind == LR_OP_ROUTE && g->ops[i].out == node) return &g->ops[i].u.route;
+    lr_fail(err, LR_EINVAL, "%s: node %d is no route", what, node);
+    return NULL;
+}
+
+int lr_graph_experts(lr_graph *g, int in, int route, const char *weight, const char *bias, int n_out, int *out,
+                     lr_error *err)
+{
+    lr_tensor t;
+    int rc = check_node(g, in, weight, err);
+    const lr_route *r = rc ? NULL : check_route(g, route, weight, err);
+    if (!r) return err->code;
+    if (g->route[in] >= 0 && g->route[in] != route)
+        return lr_fail(err, LR_EINVAL, "%s: the input's rows belong to another route", weight);
+    if ((rc = find_tensor(g, weight, &t, err))) return rc;
+    char s[100];
+    shape_text(&t, s, sizeof s);
+    if (t.n_dims != 3 || t.ne[0] != g->width[in] || t.ne[2] != r->n_experts || t.ne[1] < 1 || t.ne[1] > (1 << 24) ||
+        (n_out > 0 && t.ne[1] != n_out))
+        return lr_fail(err, LR_ESHAPE, "tensor '%s': shape (%s) where (%d, %d, %d) is needed", weight, s, g->width[in],
+                       n_out, r->n_experts);
+    lr_op op = {.kind = LR_OP_EXPERTS, .in = {in, route}};
+    lr_weight *w = NULL, *b = NULL;
+    int n_experts = r->n_experts, n = (int)t.ne[1];
+    if ((rc = get_weight(g, weight, &t, true, false, &w, err))) return rc;
+    if (bias) {
+        if ((rc = find_tensor(g, bias, &t, err))) return rc;
+        shape_text(&t, s, sizeof s);
+        if (t.n_dims != 2 || t.ne[0] != n || t.ne[1] != n_experts)
+            return lr_fail(err, LR_ESHAPE, "tensor '%s': shape (%s) where (%d, %d) is needed", bias, s, n, n_experts);
+        if ((rc = get_weight(g, bias, &t, false, false, &b, err))) return rc;
+    }
+    op.w = w;
+    op.bias = b;
+    if ((rc = new_op(g, op, n, out, err))) return rc;
+    g->route[*out] = route;
+    return 0;
+}
+
+int lr_graph_mix(lr_graph *g, int in, int route, int *out, lr_error *err)
+{
+    int rc = check_node(g, in, "mix", err);
+    if (rc || !check_route(g, route, "mix", err)) return err->code;
+    if (g->route[in] != route) return lr_fail(err, LR_EINVAL, "mix: the input's rows are not those of this route");
+    lr_op op = {.kind = LR_OP_MIX, .in = {in, route}};
+    return new_op(g, op, g->width[in], out, err);
+}
+
 /* ---- finishing ---- */
 
 /* Puts LR_OP_ROWS behind the last attention: values made before it and read after it are narrowed to the wanted rows.
@@ -477,12 +577,17 @@ static int narrow_rows(lr_graph *g, lr_error *err)
         memcpy(tail, g->ops + last + 1, (size_t)n_tail * sizeof *tail);
         g->n_ops = last + 1;
         for (int i = 0; i < n_old; i++) narrowed[i] = -1;
-        for (int i = 0; i < n_tail; i++) narrowed[tail[i].out] = tail[i].out; /* made behind: already narrow */
+        for (int i = 0; i < n_tail; i++)
+            if (tail[i].out >= 0) narrowed[tail[i].out] = tail[i].out; /* made behind: already narrow */
     }
     for (int i = 0; i < n_tail && !rc; i++)
         for (int j = 0; j < 2 && !rc; j++) {
             int v = tail[i].in[j];
             if (v < 0 || narrowed[v] >= 0) continue;
+            if (g->route[v] >= 0 || tail[i].kind == LR_OP_MIX || (tail[i].kind == LR_OP_EXPERTS && j == 1)) {
+                rc = lr_fail(err, LR_EINVAL, "the last attention stands between experts and their route");
+                continue;
+            }
             lr_op op = {.kind = LR_OP_ROWS, .in = {v, -1}};
             rc = new_op(g, op, g->width[v], &narrowed[v], err);
         }
@@ -530,7 +635,7 @@ static int model_start(lr_model *m, const lr_kv_spec *spec, int max_rows, int ma
     s.layers = m->kv_layers;
     int rc = ops->kv_new(g->be, &s, &g->kv, err);
     if (rc) return rc;
-    lr_program p = {g->n_values, g->width, g->n_ops, g->ops, g->logits, g->hidden};
+    lr_program p = {g->n_values, g->width, g->route, g->n_ops, g->ops, g->logits, g->hidden};
     return ops->compile(g->be, &p, g->kv, max_rows, max_out, &g->plan, err);
 }
 

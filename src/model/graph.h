@@ -56,6 +56,15 @@ int lr_graph_glu(lr_graph *, int gate, int up, lr_act act, int *out, lr_error *e
 int lr_graph_act(lr_graph *, int in, lr_act act, int *out, lr_error *err);
 int lr_graph_scale(lr_graph *, lr_op_kind kind /* SCALE, SOFTCAP */, int in, float scale, int *out, lr_error *err);
 
+/* Mixture of experts: see backend.h. logits has one value an expert; bias_name may be NULL. The result has width
+ * 2 n_used. */
+int lr_graph_route(lr_graph *, int logits, const lr_route *route, const char *bias_name, int *out, lr_error *err);
+/* A product with each slot's own expert: weight (in, n, experts), bias (n, experts) or NULL. n_out as in linear. The
+ * result is one of slots, which act, glu, add, mul, scale, norm, experts and mix take, with the same route only. */
+int lr_graph_experts(lr_graph *, int in, int route, const char *weight, const char *bias, int n_out, int *out,
+                     lr_error *err);
+int lr_graph_mix(lr_graph *, int in, int route, int *out, lr_error *err);
+
 typedef struct lr_graph_info {
     const char *name;
     int n_ctx;

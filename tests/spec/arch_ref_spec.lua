@@ -7,7 +7,8 @@ local path = os.tmpname()
 
 local NAMES = {
     "llama", "llama_linear", "llama_dynamic", "llama_yarn", "llama_llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3",
-    "olmo2", "phi3_short", "phi3_long", "gpt2", "granite", "smollm3",
+    "olmo2", "phi3_short", "phi3_long", "gpt2", "granite", "smollm3", "mixtral", "qwen2moe", "qwen3moe",
+    "granitemoe", "gpt-oss",
 }
 
 local function close_to(want, logits, limit, what)
@@ -37,6 +38,65 @@ describe("against Transformers", function()
             assert.same(case.greedy, s:gen { max_tokens = #case.greedy, temperature = 0, ignore_eos = true }.tokens)
         end)
     end
+end)
+
+describe("experts", function()
+    teardown(function() os.remove(path) end)
+    local gguf = support.gguf
+
+    local function logits(opts, prompt)
+        local m <close> = llm.load(path, opts)
+        local s <close> = m:session()
+        s:append(prompt)
+        local list, view = {}, s:logits()
+        for i = 0, #view - 1 do list[i] = view:get(i) end
+        return list
+    end
+
+    it("in blocks give what their exact values give", function()
+        local case = support.case "gpt-oss"
+        support.write(path, case, function(_, tensors)
+            for i, t in ipairs(tensors) do
+                local part = t[1]:match("ffn_(%a+)_exps%.weight$")
+                if part then t[3], t[4] = gguf.blocks(39, 64 * 32 * 4, i, part == "down" and -6 or -5), 39 end
+            end
+        end)
+        local exact = logits({ compute = "f32" }, case.prompt)
+        for _, compute in ipairs { "fast", "int8" } do
+            local quick, error, size = logits({ compute = compute }, case.prompt), 0, 0
+            for i = 0, #exact do
+                error = error + (exact[i] - quick[i]) ^ 2
+                size = size + exact[i] ^ 2
+            end
+            assert.is_true(size > 1)
+            assert.is_true(error < 1e-3 * size, error / size)
+        end
+    end)
+
+    it("that nobody chose are not read", function()
+        local case = support.case "gpt-oss"
+        local function with(value)
+            support.write(path, case, function(_, tensors)
+                for _, t in ipairs(tensors) do
+                    local one = 64 * 32 * 4 -- bytes of an expert's matrix
+                    if t[1]:find "ffn_gate_inp%.bias$" then
+                        t[3] = t[3]:sub(1, 8) .. string.pack("<f", -1e9) .. t[3]:sub(13)
+                    elseif t[1]:find "_exps%.weight$" then
+                        t[3] = t[3]:sub(1, 2 * one) .. string.pack("<f", value):rep(one // 4) .. t[3]:sub(3 * one + 1)
+                    end
+                end
+            end)
+            return logits({ threads = 2 }, case.prompt)
+        end
+        local zeros, nans = with(0), with(0 / 0)
+        for i = 0, #zeros do assert.equal(zeros[i], nans[i]) end
+    end)
+
+    it("show in what inspect says", function()
+        support.write(path, support.case "qwen3moe")
+        local p <close> = assert(io.popen(("'%s' inspect '%s'"):format(require("llmrun.core").executable(), path)))
+        assert.matches("of them read for a token: 2 of 8 experts", p:read "a", 1, true)
+    end)
 end)
 
 describe("a file that is wrong", function()
@@ -69,6 +129,33 @@ describe("a file that is wrong", function()
             t[2], t[3] = { 64, 190 }, t[3]:sub(1, 64 * 190 * 4)
         end)
         assert.matches("tensor 'blk.1.attn_qkv.weight': shape (64, 190) has no rows 128 to 191", err, 1, true)
+    end)
+
+    it("names both numbers where more experts are used than there are", function()
+        local err = refusal("mixtral", function(keys) keys.of["llama.expert_used_count"][2] = gguf.u32(5) end)
+        assert.matches("key 'llama.expert_used_count': 5 experts are used of 4", err, 1, true)
+    end)
+
+    it("names the experts' tensor and both shapes", function()
+        local err = refusal("mixtral", function(_, tensors)
+            local t = tensors.of["blk.1.ffn_up_exps.weight"]
+            t[2], t[3] = { 64, 96, 3 }, t[3]:sub(1, 64 * 96 * 3 * 4)
+        end)
+        assert.matches("tensor 'blk.1.ffn_up_exps.weight': shape (64, 96, 3) where (64, 96, 4) is needed", err, 1, true)
+        err = refusal("gpt-oss", function(_, tensors)
+            local t = tensors.of["blk.0.ffn_down_exps.bias"]
+            t[2], t[3] = { 64, 3 }, t[3]:sub(1, 64 * 3 * 4)
+        end)
+        assert.matches("tensor 'blk.0.ffn_down_exps.bias': shape (64, 3) where (64, 4) is needed", err, 1, true)
+    end)
+
+    it("names an experts' tensor that is missing", function()
+        local err = refusal("qwen3moe", function(_, tensors)
+            for i, t in ipairs(tensors) do
+                if t[1] == "blk.1.ffn_down_exps.weight" then table.remove(tensors, i) break end
+            end
+        end)
+        assert.matches("no tensor 'blk.1.ffn_down_exps.weight'", err, 1, true)
     end)
 
     it("names divisors of another length", function()

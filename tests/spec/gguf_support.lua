@@ -36,7 +36,22 @@ function M.random(n, seed, scale)
     return table.concat(parts)
 end
 
---- Writes a file: keys is a list of { name, value }, tensors a list of { name, shape, bytes }.
+--- Random values in blocks of Q8_0 (type 8) or MXFP4 (type 39), each block with the scale 2^exponent.
+function M.blocks(type, n, seed, exponent)
+    local x, parts = seed * 2654435761 % 4294967296 + 1, {}
+    local head = type == 8 and string.pack("<I2", 15 + exponent << 10) or string.char(127 + exponent)
+    for i = 1, n // 32 do
+        local bytes = {}
+        for j = 1, type == 8 and 32 or 16 do
+            x = (x * 1664525 + 1013904223) % 4294967296
+            bytes[j] = string.char(x >> 24)
+        end
+        parts[i] = head .. table.concat(bytes)
+    end
+    return table.concat(parts)
+end
+
+--- Writes a file: keys is a list of { name, value }, tensors a list of { name, shape, bytes, type } (type 0 = F32).
 function M.write(path, keys, tensors)
     local head = { "GGUF", string.pack("<I4I8I8", 3, #tensors, #keys) }
     for _, k in ipairs(keys) do head[#head + 1] = str(k[1]) .. string.pack("<I4", k[2][1]) .. k[2][2] end
@@ -44,7 +59,7 @@ function M.write(path, keys, tensors)
     for _, t in ipairs(tensors) do
         head[#head + 1] = str(t[1]) .. string.pack("<I4", #t[2])
         for _, n in ipairs(t[2]) do head[#head + 1] = string.pack("<I8", n) end
-        head[#head + 1] = string.pack("<I4I8", 0, offset)
+        head[#head + 1] = string.pack("<I4I8", t[4] or 0, offset)
         local padded = t[3] .. ("\0"):rep(-#t[3] % 32)
         data[#data + 1] = padded
         offset = offset + #padded

@@ -128,16 +128,34 @@ local function one_schedule(path, kv_type, expected, number, seen)
     for g = 1, #kv do assert.equal(kv[g].total, kv[g].free) end
 end
 
+-- Six experts instead of each dense feed-forward, three of them used; weights in blocks, as real models have them.
+local function with_experts(keys, tensors)
+    keys[#keys + 1] = { "llama.expert_count", gguf.u32(6) }
+    keys[#keys + 1] = { "llama.expert_used_count", gguf.u32(3) }
+    for i = 1, #tensors do
+        local t = tensors[i]
+        local b, part = t[1]:match("^(blk%.%d+%.)ffn_(%a+)%.weight$")
+        if part == "gate" then tensors[#tensors + 1] = { b .. "ffn_gate_inp.weight", { 64, 6 }, gguf.random(384, i, 1) } end
+        if part and part ~= "norm" then
+            local type = part == "up" and 39 or 8
+            t[1], t[2], t[4] = b .. "ffn_" .. part .. "_exps.weight", { t[2][1], t[2][2], 6 }, type
+            t[3] = gguf.blocks(type, 64 * 96 * 6, i, type == 8 and -9 or -5)
+        end
+    end
+end
+
 describe("any schedule gives the same tokens", function()
     for _, case in ipairs {
         { name = "full attention, f16" },
         { name = "sliding windows, f16", window = 24 },
         { name = "full attention, q8_0", kv_type = "q8_0", rounds = 0.4 },
+        { name = "experts", experts = true, rounds = 0.4 },
     } do
         it("with " .. case.name, function()
             local path = os.tmpname()
             gguf.tiny(path, function(keys, tensors)
                 tensors.of["token_embd.weight"][3] = gguf.random(64 * 256, 5, 0.1) -- it is the output too: not too sure
+                if case.experts then with_experts(keys, tensors) end
                 if case.window then
                     keys[#keys + 1] = { "llama.attention.sliding_window", gguf.u32(case.window) }
                 end

@@ -69,6 +69,21 @@ local function totals(tensors)
     return order, bytes, params
 end
 
+--- Bytes that the products of one token read: all weights but the experts that it does not use, and one row of an
+--- embedding that is no output head.
+local function token_bytes(r)
+    local share, total, tied = r.hp.experts_used / r.hp.experts, 0, true
+    for _, t in ipairs(r.tensors) do tied = tied and t.name ~= "output.weight" end
+    for _, t in ipairs(r.tensors) do
+        if #t.shape == 3 then
+            total = total + t.bytes * share
+        elseif tied or t.name ~= "token_embd.weight" then
+            total = total + t.bytes
+        end
+    end
+    return math.ceil(total)
+end
+
 local function open(path)
     local file, err = require("llmrun.loader").file(path)
     if not file then args.fail(err) end
@@ -89,6 +104,7 @@ local function gather(path, o)
     r.ctx = o.ctx or r.hp.ctx
     if r.ctx < 1 or o.batch < 1 then args.fail("--ctx and --batch must be at least 1", 2) end
     if o.block_size < 1 or o.block_size > 256 then args.fail("--block-size: 1 to 256 expected", 2) end
+    if r.hp.experts > 0 then r.token_bytes = token_bytes(r) end
     r.kv_bytes = plan.kv_bytes(r.layers, r.ctx, o.batch, o.kv_type, o.block_size, o.kv_value_type)
     return r
 end
@@ -107,6 +123,10 @@ local function print_memory(r, o)
         windowed > 0 and (", %d layers with a window of %d"):format(windowed, window) or ""))
     print("\nmemory")
     print(("  weights  %10s   mapped, and repacked at most once"):format(common.size(r.weight_bytes)))
+    if r.token_bytes then
+        print(("           %10s   of them read for a token: %d of %d experts"):format(common.size(r.token_bytes),
+            r.hp.experts_used, r.hp.experts))
+    end
     local types = o.kv_value_type and ("%s and %s"):format(o.kv_type, o.kv_value_type) or o.kv_type
     print(("  KV       %10s   %d sequence%s of %d tokens, %s, blocks of %d"):format(common.size(r.kv_bytes), o.batch,
         o.batch == 1 and "" or "s", r.ctx, types, o.block_size))
@@ -120,7 +140,7 @@ local function products(r, o)
     local list, by_key, tied = {}, {}, true
     for _, t in ipairs(r.tensors) do tied = tied and t.name ~= "output.weight" end
     for _, t in ipairs(r.tensors) do
-        if #t.shape == 2 and (tied or t.name ~= "token_embd.weight") then
+        if (#t.shape == 2 or #t.shape == 3) and (tied or t.name ~= "token_embd.weight") then
             local key = ("%s %d %d"):format(t.type, t.shape[1], t.shape[2])
             local e = by_key[key]
             if not e then
@@ -128,7 +148,7 @@ local function products(r, o)
                 for i, rows in ipairs(ROWS) do e.ways[i] = core.cpu_product(e.type, e.k, rows, o.compute, o.isa) end
                 by_key[key], list[#list + 1] = e, e
             end
-            e.count, e.bytes = e.count + 1, e.bytes + t.bytes
+            e.count, e.bytes = e.count + (t.shape[3] or 1), e.bytes + t.bytes
         end
     end
     table.sort(list, function(a, b) return a.bytes > b.bytes end)
@@ -182,9 +202,9 @@ end
 local function print_json(r, o)
     local json = require "cjson"
     local out = { path = r.path, version = r.info.version, bytes = r.info.bytes, parameters = r.parameters,
-        formats = r.info.formats, weight_bytes = r.weight_bytes, tensors = r.tensors, metadata = {},
-        kv_bytes = r.kv_bytes, ctx = r.ctx,
-        batch = o.batch, kv_type = o.kv_type, kv_value_type = o.kv_value_type, problem = r.problem }
+        formats = r.info.formats, weight_bytes = r.weight_bytes, token_bytes = r.token_bytes, tensors = r.tensors,
+        metadata = {}, kv_bytes = r.kv_bytes, ctx = r.ctx, batch = o.batch, kv_type = o.kv_type,
+        kv_value_type = o.kv_value_type, problem = r.problem }
     for _, k in ipairs(r.keys) do
         local v = r.file:get(k.key)
         if type(v) == "table" and #v > 64 then v = { count = #v, type = k.type } end
