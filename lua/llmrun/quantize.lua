@@ -3,9 +3,10 @@
 -- A type's name is a number format (Q8_0, F16, ...) or a mix (Q4_K_M, ...), which gives some tensors more bits than
 -- others. The mixes are llama.cpp's (llama-quant.cpp in github.com/ggml-org/llama.cpp), so that a name means the same
 -- size and quality here as there; layers count by their number, wherever they lie in the file. Norms, biases, routers
--- and everything with one dimension keep what they have.
+-- and everything with one dimension are left alone (or become F32, if they have 16 bits and one dimension).
 local core = require "llmrun.core"
 local errors = require "llmrun.errors"
+local to_gguf = require "llmrun.hf.to_gguf"
 
 local M = {}
 
@@ -111,6 +112,7 @@ end
 function M.plan(file, mix, opts)
   local base, list = MIXES[mix][1], {}
   local tensors, names = file:tensors(), {}
+  if file.core then tensors = to_gguf.tensors(file) end
   for _, t in ipairs(tensors) do names[t.name] = true end
   local tied = not names["output.weight"]
   local arch = file:get("general.architecture") or ""
@@ -141,7 +143,7 @@ function M.plan(file, mix, opts)
         end
       end
       to = fitting(to, t.shape[1])
-    elseif PLAIN[t.type] and mix == "F32" then
+    elseif PLAIN[t.type] and (mix == "F32" or #t.shape < 2) then
       to = "F32"
     end
     local rows = 1
@@ -166,25 +168,38 @@ local function write_tensor(w, file, t, importance, progress)
   local imp = importance and t.to ~= t.from and importance[t.name]
   local matrices, width = #t.shape > 2 and t.rows // t.shape[2] or 1, t.shape[1] or 1
   local each, piece = t.rows // matrices, math.max(1, 4194304 // width)
+  local source, heads = file, nil
+  if file.core then -- a folder: a weight is made as a whole
+    source, heads, piece = file.core, to_gguf.heads(file, t.name), t.rows
+    if matrices == 1 or not imp then matrices, each = 1, t.rows end
+  end
   for m = 0, matrices - 1 do
     local weights = imp and #imp >= 4 * width * (m + 1) and imp:sub(4 * width * m + 1, 4 * width * (m + 1))
     for from = 0, each - 1, piece do
       local n = math.min(piece, each - from)
-      must(w:encode(file, t.name, t.to, m * each + from, n, weights or nil))
+      must(w:encode(source, t.name, t.to, m * each + from, heads and -1 or n, weights or nil, heads))
       progress(t, n)
     end
   end
 end
 
---- Writes file (an open GGUF file) as `mix` to out. opts: as M.plan; threads; importance: a table name -> float32s as a
--- string, as M.importance reads it; progress(done, total, tensor): called while it works, in bytes read. The file gets
--- its name only when it is whole. Returns the plan. Raises.
+local function write_keys(w, file)
+  if file.core then
+    to_gguf.keys(file, function(...) must(w:put(...)) end)
+  else
+    for _, key in ipairs(file:keys()) do
+      if not OWN[key.key] then must(w:copy(file, key.key)) end
+    end
+  end
+end
+
+--- Writes file (an open GGUF file, or folder of llmrun.hf) as `mix` to out. opts: as M.plan; threads; importance: a
+-- table name -> float32s as a string, as M.importance reads it; progress(done, total, tensor): called while it works,
+-- in bytes read. The file gets its name only when it is whole. Returns the plan. Raises.
 function M.write(file, out, mix, opts)
   local plan = M.plan(file, mix, opts)
   local w <close> = must(core.gguf_writer(out, opts.threads or 0))
-  for _, key in ipairs(file:keys()) do
-    if not OWN[key.key] then must(w:copy(file, key.key)) end
-  end
+  write_keys(w, file)
   must(w:put("general.file_type", "u32", MIXES[mix][2]))
   must(w:put("general.quantization_version", "u32", 2))
   if opts.importance then

@@ -8,6 +8,8 @@
 #include "base/pool.h"
 #include "file/gguf_write.h"
 #include "lua/lua_int.h"
+#include "model/folder.h"
+#include "model/from_gguf.h"
 #include <limits.h>
 #include <stdatomic.h>
 #include <string.h>
@@ -83,6 +85,17 @@ static int writer_put(lua_State *L)
             lua_pop(L, 1); /* the table keeps it */
         }
         return done(L, lr_gguf_writer_array(u->w, kv.key, LR_KV_STR, list, n, &err), &err);
+    }
+    if (strcmp(type, "[bool]") == 0) {
+        luaL_checktype(L, 4, LUA_TTABLE);
+        size_t n = lua_rawlen(L, 4);
+        uint8_t *v = lua_newuserdatauv(L, n + 1, 0);
+        for (size_t i = 0; i < n; i++) {
+            lua_rawgeti(L, 4, (lua_Integer)i + 1);
+            v[i] = (uint8_t)lua_toboolean(L, -1);
+            lua_pop(L, 1);
+        }
+        return done(L, lr_gguf_writer_array(u->w, kv.key, LR_KV_BOOL, v, n, &err), &err);
     }
     if (strcmp(type, "[f32]") == 0 || strcmp(type, "[i32]") == 0 || strcmp(type, "[u32]") == 0) {
         luaL_checktype(L, 4, LUA_TTABLE);
@@ -181,9 +194,19 @@ typedef struct job {
     uint8_t *out;
     const float *importance;
     float *rows; /* a row of floats a thread */
+    int heads;   /* > 0: halves of so many heads become neighbours */
+    bool last;   /* nothing follows */
     atomic_size_t next;
     atomic_bool bad;
 } job;
+
+/* The row that becomes row r. */
+static size_t source_row(const job *j, size_t r)
+{
+    if (!j->heads) return r;
+    size_t d = j->n / (size_t)j->heads, i = r % d;
+    return r - i + i % 2 * (d / 2) + i / 2;
+}
 
 static void encode_rows(void *arg, int thread, int n_threads)
 {
@@ -192,7 +215,12 @@ static void encode_rows(void *arg, int thread, int n_threads)
     for (;;) {
         size_t r = atomic_fetch_add(&j->next, 1);
         if (r >= j->n || j->bad) return;
-        lr_dtype_to_f32(j->from, j->in + r * j->row_in, x, j->k);
+        const uint8_t *row = j->in + source_row(j, r) * j->row_in;
+        if (j->from == j->to) {
+            memcpy(j->out + r * j->row_out, row, j->row_out);
+            continue;
+        }
+        lr_dtype_to_f32(j->from, row, x, j->k);
         if (!lr_dtype_from_f32(j->to, x, j->importance, j->out + r * j->row_out, j->k)) j->bad = true;
     }
 }
@@ -223,35 +251,73 @@ static int encode(writer_ud *u, job *j, const char *name, lr_error *err)
     return lr_gguf_writer_data(u->w, u->out, bytes, err);
 }
 
-/* w:encode(gguf, name, type, from, n [, importance]) -> true or nil, message, code: rows from .. from+n-1 of another
- * file's tensor become the next rows of the tensor at hand. importance: float32s as a string, one a value of a row. */
+/* Where a file's or folder's weights come from; what is rounded on the way is kept small (exact). */
+static int source_of(lua_State *L, int idx, lr_weight_source *src, lr_error *err)
+{
+    lr_folder *f = lr_lua_to_folder(L, idx);
+    if (f) return lr_folder_weights(f, true, src, err);
+    *src = lr_gguf_weights(lr_lua_check_gguf(L, idx));
+    return 0;
+}
+
+static int rows_of(const lr_tensor *t, job *j, lua_Integer from, lua_Integer n, const char *name, lr_error *err)
+{
+    int64_t rows = 1;
+    for (int i = 1; i < t->n_dims; i++) rows *= t->ne[i];
+    j->k = (size_t)(t->n_dims ? t->ne[0] : 1);
+    if (t->n_dims == 1 && j->heads) { /* a bias: its values are the rows */
+        rows = t->ne[0];
+        j->k = 1;
+    }
+    if (n < 0) n = rows - from;
+    if (from < 0 || from > rows || n > rows - from)
+        return lr_fail(err, LR_EINVAL, "tensor '%s' has %lld rows", name, (long long)rows);
+    if (j->k % (size_t)lr_dtype_block(j->to))
+        return lr_fail(err, LR_EINVAL, "rows of tensor '%s' are no whole blocks of %s", name, lr_dtype_name(j->to));
+    if (j->heads && (rows % (2 * j->heads) || from || n != rows))
+        return lr_fail(err, LR_EINVAL, "tensor '%s': %lld rows can't be %d heads' pairs", name, (long long)rows,
+                       j->heads);
+    j->n = (size_t)n;
+    j->from = t->type;
+    j->row_in = j->k / (size_t)lr_dtype_block(j->from) * (size_t)lr_dtype_bytes(j->from);
+    j->row_out = j->k / (size_t)lr_dtype_block(j->to) * (size_t)lr_dtype_bytes(j->to);
+    j->in = (const uint8_t *)t->data + (size_t)from * j->row_in;
+    j->last = from + n == rows;
+    return 0;
+}
+
+/* w:encode(source, name, type, from, n [, importance [, heads]]) -> true or nil, message, code: rows from .. from+n-1
+ * (n < 0: all that follow) of a tensor of a GGUF file or folder become the next rows of the tensor at hand. importance:
+ * float32s as a string, one a value of a row. heads: the rows are those of so many heads, whose halves are to become
+ * neighbours (RoPE as GGUF files of some architectures want it). */
 static int writer_encode(lua_State *L)
 {
     lr_error err;
+    lr_weight_source src;
+    lr_tensor t = {0};
     writer_ud *u = check_writer(L);
     const char *name = luaL_checkstring(L, 3);
-    const lr_gguf_tensor *t = lr_gguf_find_tensor(lr_lua_check_gguf(L, 2), name);
-    luaL_argcheck(L, t, 3, "no such tensor");
-    job j = {.from = t->type, .to = check_dtype(L, 4), .k = (size_t)t->ne[0]};
-    luaL_argcheck(L, lr_dtype_writable(j.to), 4, "can't be written");
-    luaL_argcheck(L, j.k % (size_t)lr_dtype_block(j.to) == 0, 4, "its blocks don't divide a row");
-    uint64_t rows = t->ne[1] * t->ne[2] * t->ne[3];
+    job j = {.to = check_dtype(L, 4), .heads = (int)luaL_optinteger(L, 8, 0)};
     lua_Integer from = luaL_checkinteger(L, 5), n = luaL_checkinteger(L, 6);
-    luaL_argcheck(L, from >= 0 && n >= 0 && (uint64_t)from <= rows && (uint64_t)n <= rows - (uint64_t)from, 5,
-                  "the tensor has no such rows");
-    j.n = (size_t)n;
-    j.row_in = j.k / (size_t)lr_dtype_block(j.from) * (size_t)lr_dtype_bytes(j.from);
-    j.row_out = j.k / (size_t)lr_dtype_block(j.to) * (size_t)lr_dtype_bytes(j.to);
-    j.in = (const uint8_t *)t->data + (size_t)from * j.row_in;
-    if (!lua_isnoneornil(L, 7)) {
-        size_t len;
-        const char *s = luaL_checklstring(L, 7, &len);
-        luaL_argcheck(L, len == j.k * sizeof(float) && (uintptr_t)s % _Alignof(float) == 0, 7,
-                      "not one float32 a value of a row");
-        j.importance = (const float *)(const void *)s;
-    }
-    if (j.from == j.to) return done(L, lr_gguf_writer_data(u->w, j.in, j.n * j.row_in, &err), &err);
-    return done(L, encode(u, &j, name, &err), &err);
+    luaL_argcheck(L, lr_dtype_writable(j.to) || j.heads == 0, 4, "can't be written");
+    luaL_argcheck(L, j.heads >= 0 && j.heads <= 1 << 16, 8, "no number of heads");
+    size_t len = 0;
+    const char *imp = luaL_optlstring(L, 7, NULL, &len);
+    if (source_of(L, 2, &src, &err)) return lr_lua_fail(L, &err);
+    int rc = src.find(src.user, name, &t) ? 0 : lr_fail(&err, LR_ENOTFOUND, "there is no tensor '%s'", name);
+    if (!rc && !t.data) rc = src.load(src.user, &t, &err);
+    if (!rc) rc = rows_of(&t, &j, from, n, name, &err);
+    if (!rc && imp && (len != j.k * sizeof(float) || (uintptr_t)imp % _Alignof(float)))
+        rc =
+            lr_fail(&err, LR_EINVAL, "importances of tensor '%s': %zu, where a row has %zu values", name, len / 4, j.k);
+    j.importance = (const float *)(const void *)imp;
+    if (!rc && j.from == j.to && !j.heads)
+        rc = lr_gguf_writer_data(u->w, j.in, j.n * j.row_in, &err);
+    else if (!rc)
+        rc = encode(u, &j, name, &err);
+    if (t.data && src.used && (rc || j.last)) src.used(src.user, &t, true);
+    if (src.free) src.free(src.user);
+    return done(L, rc, &err);
 }
 
 /* w:finish() -> true or nil, message, code: the file gets its name */

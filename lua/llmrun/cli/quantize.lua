@@ -10,7 +10,8 @@ local M = {
     usage = "IN OUT --type TYPE [FLAGS...]",
     args = true,
     help = [[
-IN is a model file or name, OUT the GGUF file to write; it appears, or takes an old file's place, only when it is whole.
+IN is a GGUF file, a folder in Hugging Face's form, or a name, OUT the GGUF file to write; it appears, or takes an old
+file's place, only when it is whole.
 Types: ]] .. table.concat(quantize.types(), " ") .. [[.
 The names with _S, _M, _L are mixes that give some tensors more bits. Rows that don't divide into a type's blocks get a
 type of about as many bits. Start from F16, BF16 or F32 weights: what was quantized once loses more each time.]],
@@ -102,7 +103,12 @@ function M.run(o)
     end
     local path = common.find(from)
     if core.stat(out) == "folder" then args.fail(("%s is a folder"):format(out)) end
-    local file, err = core.gguf_open(path)
+    local file, err
+    if core.stat(path) == "folder" then
+        file, err = require("llmrun.hf").open(path)
+    else
+        file, err = core.gguf_open(path)
+    end
     if not file then args.fail(err) end
     local opts = {
         output = type_of("output-type", o.output_type), embedding = type_of("embedding-type", o.embedding_type),

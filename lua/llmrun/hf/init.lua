@@ -146,9 +146,8 @@ function Folder:info()
         kind = "safetensors", left_out = self.made.left_out }
 end
 
---- The vocabulary; nil, text, code.
-function Folder:vocab()
-    local ok, r, err, code = pcall(require("llmrun.hf.tokenizer").vocab, self.path, {
+local function tokenizer(self, what)
+    local ok, r, err, code = pcall(require("llmrun.hf.tokenizer")[what], self.path, {
         read = read, read_json = read_json, size = self.meta[self.config.kind.arch .. ".vocab_size"],
         config = self.config.config, generation = self.generation,
     })
@@ -156,6 +155,12 @@ function Folder:vocab()
     if type(r) == "table" and r.message then return nil, r.message, r.code end
     error(r, 0)
 end
+
+--- The vocabulary; nil, text, code.
+function Folder:vocab() return tokenizer(self, "vocab") end
+
+--- The vocabulary's columns and rules, as core.vocab_new takes them; nil, text, code.
+function Folder:vocab_spec() return tokenizer(self, "spec") end
 
 --- Words of an error about a key, in terms of the folder's own files.
 function Folder:explain(message)

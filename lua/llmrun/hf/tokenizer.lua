@@ -189,9 +189,9 @@ local function columns(tok, size)
     return tokens, types, scores
 end
 
---- The vocabulary of a folder. o: read, read_json, size ({ vocab_size }), config, generation. Raises errors; returns
---- what core.vocab_new does.
-function M.vocab(path, o)
+--- What core.vocab_new takes to make the vocabulary of a folder. o: read, read_json, size ({ vocab_size }), config,
+--- generation. Raises errors.
+function M.spec(path, o)
     local t = o.read_json(path, "tokenizer.json")
     if not t then unsupported("the folder has no tokenizer.json, which is the form of tokenizers that is read") end
     local named = o.read_json(path, "tokenizer_config.json")
@@ -220,7 +220,12 @@ function M.vocab(path, o)
     spec.bos, spec.eos, spec.unk, spec.pad = tok.bos, tok.eos_after or tok.eos, tok.unk, tok.pad
     spec.eogs = tok.eogs
     spec.add_bos, spec.add_eos = tok.add_bos, tok.add_eos
-    local v, err, code = core.vocab_new(spec)
+    return spec
+end
+
+--- The vocabulary of a folder; o as above. Raises errors.
+function M.vocab(path, o)
+    local v, err, code = core.vocab_new(M.spec(path, o))
     if not v then error({ message = "tokenizer.json: " .. err, code = code }, 0) end
     return v
 end
