@@ -1,8 +1,10 @@
 --- Speculation: what `speculate` may say in llm.load, llm.scripted, gen and stream.
 ---
----   speculate = "ngram"                          a method: "ngram", "suffix", "draft", or "off" (false)
+---   speculate = "ngram"                          a method: "ngram", "suffix", "draft", "early_exit", or "off" (false)
 ---   speculate = function(ctx) ... end            drafts in Lua, see below
 ---   speculate = { method = "suffix", k = 12, scope = "tenant" }
+---
+---   speculate = { method = "early_exit", layers = 20 }: the model's first 20 layers draft, with its own norm and head
 ---
 --- Fields: method; k, the most tokens of a draft (16; 8 for a draft model); fixed = true: always k, paying or not;
 --- branches, ways at a place that ngram and draft try (1: none branches off; see below); min_match (2), max_match (8):
@@ -30,12 +32,12 @@ M.type = "boolean|string|table|function"
 
 local fields = {
     method = "string", k = "integer", fixed = "boolean", min_match = "integer", max_match = "integer", scope = "string",
-    accept = "string", branches = "integer", fn = "function",
+    accept = "string", branches = "integer", layers = "integer", fn = "function",
 }
 local model_fields = { draft = "string|table" }
 for k, v in pairs(fields) do model_fields[k] = v end
 
-local methods = { ngram = true, suffix = true, draft = true, off = true }
+local methods = { ngram = true, suffix = true, draft = true, early_exit = true, off = true }
 local scopes = { request = true, session = true, tenant = true }
 
 --- The option as a table with a method; nil if it is nil.
@@ -47,7 +49,9 @@ local function normal(call, what, known)
     if type(what) == "function" then what = { fn = what } end
     options.check(call .. ": speculate", what, known, 4)
     if what.method and not methods[what.method] then
-        errors.raise(call, ("speculate: method '%s' is none of ngram, suffix, draft, off"):format(what.method))
+        errors.raise(call, ("speculate: method '%s' is none of ngram, suffix, draft, early_exit, off"):format(what.method))
+    elseif what.method == "early_exit" and not what.layers then
+        errors.raise(call, "speculate: method 'early_exit' needs layers = how many of the model's layers draft")
     elseif what.scope and not scopes[what.scope] then
         errors.raise(call, ("speculate: scope '%s' is none of request, session, tenant"):format(what.scope))
     elseif what.branches and what.branches > 1 and what.accept == "distribution" then
@@ -134,7 +138,7 @@ function M.for_request(call, what, self, tenant)
     return {
         method = method, k = s.k or (base and base.method == method and base.k) or nil, fixed = s.fixed,
         branches = s.branches or (base and base.method == method and base.branches) or nil,
-        min_match = s.min_match, max_match = s.max_match, accept = s.accept or (base and base.accept),
+        layers = s.layers or (base and base.layers) or nil, min_match = s.min_match, max_match = s.max_match, accept = s.accept or (base and base.accept),
         memory = memory(self, { method = method, scope = s.scope or (base and base.scope), fn = s.fn }, tenant),
         fn = s.fn,
     }

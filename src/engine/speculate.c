@@ -2,10 +2,9 @@
 #include "engine/speculate_int.h"
 #include "base/mem.h"
 #include "sample/row.h"
-#include <math.h>
 #include <string.h>
 
-enum { K_FREE = 16, K_MODEL = 8, OWN_MAX = 1 << 20, CATCH_UP = 256 };
+enum { K_FREE = 16, K_MODEL = 8, OWN_MAX = 1 << 20, EXIT_ROWS = 256 };
 
 lr_spec_params lr_spec_defaults(lr_spec_method m)
 {
@@ -35,6 +34,7 @@ void lr_spec__free_state(lr_engine *e)
     struct lr_spec_state *s = e->spec;
     if (!s) return;
     lr_draft_free(s->draft);
+    for (int i = 0; i < s->n_exits; i++) lr_part_free(s->exits[i].part);
     lr_free(s->items);
     lr_free(s->open);
     lr_free(s->jobs);
@@ -43,6 +43,29 @@ void lr_spec__free_state(lr_engine *e)
     lr_spec__free_branches(s);
     lr_free(s);
     e->spec = NULL;
+}
+
+static int make_row(lr_engine *e, lr_error *err)
+{
+    if (!e->spec->row) e->spec->row = lr_calloc((size_t)e->model->n_vocab, sizeof *e->spec->row);
+    return e->spec->row ? 0 : lr_fail(err, LR_ENOMEM, "no memory for a row of logits");
+}
+
+/* The part of the model that leaves after `layers` layers; made when it is first asked for. */
+static int find_exit(lr_engine *e, int layers, int *exit, lr_error *err)
+{
+    struct lr_spec_state *st = e->spec;
+    for (*exit = 0; *exit < st->n_exits; ++*exit)
+        if (st->exits[*exit].layers == layers) return 0;
+    if (st->n_exits == SPEC_EXITS)
+        return lr_fail(err, LR_EFULL, "early exit: %d numbers of layers are in use already", SPEC_EXITS);
+    int rows = e->cfg.max_batch_tokens < EXIT_ROWS ? e->cfg.max_batch_tokens : EXIT_ROWS;
+    int rc = lr_part_exit(&st->exits[*exit].part, e->model, layers, rows, e->max_out < rows ? e->max_out : rows, err);
+    if (rc) return rc;
+    st->exits[*exit].layers = layers;
+    st->exits[*exit].max_rows = rows;
+    st->n_exits++;
+    return make_row(e, err);
 }
 
 int lr_engine_set_draft(lr_engine *e, lr_model *m, const lr_draft_config *cfg, lr_error *err)
@@ -60,10 +83,8 @@ int lr_engine_set_draft(lr_engine *e, lr_model *m, const lr_draft_config *cfg, l
     if (c.max_seqs == 0) c.max_seqs = e->cfg.max_seqs;
     if (c.context == 0) c.context = e->context;
     if (c.kv_blocks == 0 && c.block_size == e->cfg.block_size) c.kv_blocks = e->cfg.kv_blocks[0] + 1;
-    if (!e->spec->row) {
-        e->spec->row = lr_calloc((size_t)e->model->n_vocab, sizeof *e->spec->row);
-        if (!e->spec->row) return lr_fail(err, LR_ENOMEM, "no memory for a row of logits");
-    }
+    rc = make_row(e, err);
+    if (rc) return rc;
     return lr_draft_new(&e->spec->draft, m, &c, err);
 }
 
@@ -75,7 +96,7 @@ const lr_model *lr_engine_draft(const lr_engine *e)
 void lr_engine_pace(const lr_engine *e, int rows, double *step, double *pass)
 {
     *step = e->spec ? lr_pace_step_time(&e->spec->pace, rows) : 0;
-    *pass = e->spec && e->spec->draft ? lr_pace_pass_time(&e->spec->pace, rows) : 0;
+    *pass = e->spec && e->spec->draft ? lr_pace_pass_time(&e->spec->pace, LR_SPEC_DRAFT, rows) : 0;
 }
 
 int lr_spec__begin(lr_request *r, const lr_spec_params *p, lr_error *err)
@@ -94,11 +115,13 @@ int lr_spec__begin(lr_request *r, const lr_spec_params *p, lr_error *err)
         return lr_fail(err, LR_EINVAL, "speculate: nobody gives tokens");
     if (p->method == LR_SPEC_DRAFT && !lr_engine_draft(e))
         return lr_fail(err, LR_EINVAL, "speculate: the model was loaded without a draft model");
-    int rc = make_state(e, err);
+    int exit = -1, rc = make_state(e, err);
+    if (!rc && (p->method == LR_SPEC_EXIT || p->layers)) rc = find_exit(e, p->layers, &exit, err);
     if (rc) return rc;
     struct lr_spec_req *s = lr_calloc(1, sizeof *s);
     if (!s) return lr_fail(err, LR_ENOMEM, "no memory for drafts");
     s->p = *p;
+    s->exit = exit;
     s->p.user = NULL; /* taken over at the end of lr_request_new */
     s->p.free = NULL;
     r->spec = s;
@@ -214,124 +237,6 @@ static void trim_tree(lr_request *r, lr_spec_tree *t, int from, int most)
     t->n = n;
 }
 
-/* ---- drafts from a model ---- */
-
-/* The likeliest other tokens of a place, as long as the chance of each is worth a row. */
-static void add_sides(lr_request *r, int place, const float *logits, int n, const uint32_t *mask, int32_t id)
-{
-    struct lr_spec_req *s = r->spec;
-    lr_spec_tree *t = &r->e->spec->items[s->item].sides;
-    int32_t ids[LR_SPEC_BRANCHES + 1];
-    float x[LR_SPEC_BRANCHES + 1], lse = lr_row_logsumexp(logits, n);
-    int want = s->p.branches, got = lr_row_topk(logits, n, want < n ? want : n, ids, x);
-    for (int i = 0, left = want - 1; i < got && left > 0 && t->n < LR_SPEC_MAX; i++) {
-        if (ids[i] == id || lr_request__is_end(r, ids[i])) continue;
-        if (mask && !(mask[ids[i] / 32] >> ids[i] % 32 & 1)) continue;
-        if (s->chance * exp((double)(x[i] - lse)) < s->side_bar) break;
-        t->token[t->n] = ids[i];
-        t->parent[t->n++] = place - 1;
-        left--;
-    }
-}
-
-static int pick(void *user, lr_draft_job *j, int i, float *logits, int32_t *id)
-{
-    lr_request *r = user;
-    struct lr_spec_req *s = r->spec;
-    lr_seq *q = r->info.seq;
-    lr_error err;
-    float none;
-    const uint32_t *mask = NULL;
-    size_t n_prompt = (size_t)r->info.n_prompt;
-    int have = lr_draft_model(r->e->spec->draft)->n_vocab, n_vocab = r->e->model->n_vocab;
-    float *row = r->e->spec->row;
-    memcpy(row, logits, (size_t)(have < n_vocab ? have : n_vocab) * sizeof *logits); /* the sampler knows other ids */
-    for (int t = have; t < n_vocab; t++) row[t] = -INFINITY;
-    lr_sample_ctx ctx = {.prompt = q->tokens,
-                         .n_prompt = n_prompt,
-                         .generated = q->tokens + n_prompt,
-                         .n_generated = (size_t)(q->len + i) - n_prompt,
-                         .seed = lr_sampler_seed(s->plain),
-                         .position = (uint64_t)(q->len + i)};
-    if (s->ahead && r->con.mask(r->con.user, &mask, &err) < 0) return -1;
-    int rc;
-    if (s->dist_now) {
-        spec_dist *d = &s->dist[i];
-        rc = lr_sampler_draft(s->plain, row, mask, &ctx, SPEC_BEST, d->ids, d->q, &d->n, id, &err);
-    } else {
-        rc = lr_sampler_draw(s->plain, row, mask, &ctx, -1, id, &none, NULL, &err);
-    }
-    if (rc || lr_request__is_end(r, *id)) return -1;
-    if (s->p.branches > 1) add_sides(r, i, logits, have, mask, *id);
-    q->tokens[q->len + i] = *id;
-    if (s->ahead) {
-        rc = r->con.accept(r->con.user, *id, &err);
-        if (rc < 0) return -1;
-        if (rc > 0) return 1;
-    }
-    if (s->bar > 0) s->chance *= exp((double)(logits[*id] - lr_row_logsumexp(logits, have)));
-    return s->chance < s->bar;
-}
-
-/* A sampler for the draft model's rows, and what else a request needs before its first draft. */
-static bool ready(lr_request *r)
-{
-    struct lr_spec_req *s = r->spec;
-    lr_seq *q = r->info.seq;
-    lr_error err;
-    lr_draft *d = r->e->spec->draft;
-    if (!d) return false;
-    if (!q->draft && lr_draft_open(d, &q->draft, &err)) return false;
-    if (s->plain) return true;
-    if (s->p.distribution && !s->dist && !(s->dist = lr_calloc(LR_SPEC_MAX, sizeof *s->dist))) return false;
-    return lr_sampler_copy_plain(&s->plain, r->sampler, &err) == 0;
-}
-
-static void run_model(lr_engine *e)
-{
-    struct lr_spec_state *st = e->spec;
-    lr_error err;
-    int n = 0;
-    for (int i = 0; i < st->n_items; i++) {
-        struct lr_spec_item *it = &st->items[i];
-        lr_request *r = it->r;
-        if (it->choice.method != LR_SPEC_DRAFT || it->pace.k <= 0) continue;
-        struct lr_spec_req *s = r->spec;
-        lr_seq *q = r->info.seq;
-        s->dist_now = s->p.distribution && s->dist && !lr_sampler_is_greedy(r->sampler);
-        s->ahead = r->con.mask && r->con.accept && r->con.ahead && r->con.ahead(r->con.user, true, &err) == 0;
-        s->chance = 1;
-        s->bar = s->side_bar = it->fixed ? 0 : it->pace.bar;
-        it->sides.n = 0;
-        st->jobs[n] = (lr_draft_job){.slot = q->draft,
-                                     .tokens = q->tokens,
-                                     .n = q->len,
-                                     .k = it->pace.k,
-                                     .pick = pick,
-                                     .user = r,
-                                     .out = it->choice.tokens};
-        st->job_req[n++] = r;
-        s->item = i;
-    }
-    if (n == 0) return;
-    double t = lr_engine__now(e);
-    int rows = e->step.budget > CATCH_UP ? CATCH_UP : e->step.budget;
-    int rc = lr_draft_run(st->draft, st->jobs, n, rows > 64 ? rows : 64, &err);
-    const int *pass_rows;
-    const double *pass_time;
-    for (int i = 0, m = lr_draft_passes(st->draft, &pass_rows, &pass_time); i < m; i++)
-        lr_pace_saw_pass(&st->pace, pass_rows[i], pass_time[i]);
-    t = lr_engine__now(e) - t;
-    for (int i = 0; i < n; i++) {
-        lr_request *r = st->job_req[i];
-        struct lr_spec_item *it = &st->items[r->spec->item];
-        r->info.spec.draft_time += t / n;
-        it->pace.k = rc ? 0 : st->jobs[i].got;
-        if (r->spec->ahead && r->con.ahead(r->con.user, false, &err)) lr_request__fail(r, &err);
-    }
-    if (rc) e->metrics.spec_failed++;
-}
-
 /* ---- a step ---- */
 
 static bool wants(const lr_request *r)
@@ -383,11 +288,11 @@ static void consider(lr_engine *e, lr_request *r)
         if (rc < 0) e->metrics.policy_failed++;
         if (rc < 0) *c = mine;
     }
-    int k = s->p.k ? s->p.k : c->method == LR_SPEC_DRAFT ? K_MODEL : K_FREE, match = 0;
+    int k = s->p.k ? s->p.k : lr_spec_has_passes(c->method) ? K_MODEL : K_FREE, match = 0;
     it->fixed = c->k >= 0;
     if (it->fixed) k = c->k;
     if (k > most) k = most;
-    if (k <= 0 || c->method == LR_SPEC_OFF || (c->method == LR_SPEC_DRAFT && !ready(r))) return;
+    if (k <= 0 || c->method == LR_SPEC_OFF || !lr_spec__ready(r, c->method)) return;
     if (lr_seq__reserve(q, q->len + k + 1, &err)) return;
     if (c->method == LR_SPEC_NGRAM)
         k = lr_ngram_propose(q->tokens, q->len, s->p.min_match, s->p.max_match, k, c->tokens, &match);
@@ -395,7 +300,7 @@ static void consider(lr_engine *e, lr_request *r)
     if (c->method == LR_SPEC_GIVEN && c->n < k) k = c->n;
     if (c->method == LR_SPEC_GIVEN && c->branches)
         k = given_tree(r, c, k, most);
-    else if (c->method != LR_SPEC_DRAFT)
+    else if (!lr_spec_has_passes(c->method))
         k = trim(r, c->tokens, k);
     if (k <= 0 || r->info.state != LR_REQ_RUNNING) return;
     it->r = r;
@@ -442,7 +347,7 @@ static void lay_tree(lr_engine *e, struct lr_spec_item *it, lr_spec_tree *t)
     memcpy(t->token, c->tokens, (size_t)k * sizeof *t->token);
     for (int i = 0; i < k; i++) t->parent[i] = c->branches ? c->parent[i] : i - 1;
     if (s->p.branches < 2 || c->branches || k == 0 || !e->model->echoes) return;
-    if (c->method == LR_SPEC_DRAFT) {
+    if (lr_spec_has_passes(c->method)) {
         for (int i = 0; i < it->sides.n && t->n < LR_SPEC_MAX; i++) {
             if (it->sides.parent[i] >= k) break;
             t->token[t->n] = it->sides.token[i];
@@ -500,7 +405,7 @@ static void place(lr_engine *e, struct lr_spec_item *it)
     s->in_run = 0;
     s->method = it->choice.method;
     s->match = it->pace.match;
-    s->dist_now = s->dist_now && it->choice.method == LR_SPEC_DRAFT;
+    s->dist_now = s->dist_now && lr_spec_has_passes(it->choice.method);
     count_draft(e, r);
 }
 
@@ -524,7 +429,7 @@ void lr_spec__plan(lr_engine *e)
         }
     if (st->n_items == 0) return;
     choose(e);
-    run_model(e);
+    lr_spec__run_models(e);
     for (int i = 0; i < st->n_items; i++) place(e, &st->items[i]);
     double end = lr_engine__now(e);
     st->draft_time = end - t;

@@ -45,9 +45,10 @@ typedef struct lr_spec_params {
     lr_spec_method method;
     int k;                    /* most tokens a draft, 1..LR_SPEC_MAX; 0 = 16, 8 for a draft model */
     bool fixed;               /* always k of them, whether it pays or not */
-    int branches;             /* NGRAM, DRAFT: ways at a place, 1..LR_SPEC_BRANCHES; 1 */
+    int branches;             /* NGRAM, DRAFT, EXIT: ways at a place, 1..LR_SPEC_BRANCHES; 1 */
     int min_match, max_match; /* NGRAM, SUFFIX: tokens that must have stood before; NGRAM: longest looked for; 2, 8 */
-    bool distribution;        /* see above; DRAFT only */
+    int layers;               /* EXIT: of the model's layers, the first ones that draft */
+    bool distribution;        /* see above; DRAFT, EXIT */
     lr_suffix *memory;        /* SUFFIX: looked at beside the request's own text; learns what the request generates. A
                                  reference is taken */
     /* Changes the choice of each step. Negative = the request fails with it. NULL: not wanted. In a step. */

@@ -3,7 +3,9 @@
 #define LR_ENGINE_SPECULATE_INT_H
 #include "engine/engine_int.h"
 #include "engine/speculate.h"
+#include "model/part.h"
 
+enum { SPEC_EXITS = 4 }; /* parts of the model that leave early */
 enum { SPEC_BEST = 64 }; /* tokens of a draft model's distribution that a draft is drawn from */
 
 /* What a place of a draft was drawn from. */
@@ -29,6 +31,7 @@ struct lr_spec_req {
     lr_spec_tree tree;               /* the draft in flight; n = 0: none */
     lr_kv_table *table[LR_SPEC_MAX]; /* of its runs, but for the first (branches.c) */
     int in_run;                      /* whose blocks the sequence has */
+    int exit;                        /* the engine's, that it drafts with; -1 = none */
     int item;                        /* of the engine's, while drafts are made */
     bool ahead;                      /* its constraint is trying what is drafted */
     double chance, bar, side_bar;    /* of the draft being made, and what it must be for another token, for a branch */
@@ -37,6 +40,11 @@ struct lr_spec_req {
 /* The engine's: made when a request first speculates. */
 struct lr_spec_state {
     lr_draft *draft;
+    struct lr_spec_exit {
+        lr_part *part;
+        int layers, max_rows;
+    } exits[SPEC_EXITS];
+    int n_exits;
     lr_pace pace;
     /* (max_seqs) of the step being made */
     struct lr_spec_item {
@@ -77,6 +85,12 @@ static inline int lr_spec__child(const lr_request *r, int node, int32_t id)
 {
     return lr_spec_tree_child(&r->spec->tree, node, id);
 }
+
+/* drafting.c */
+/* What a request needs before its first draft by a method; false: it can have none now. */
+bool lr_spec__ready(lr_request *, lr_spec_method);
+/* Makes the drafts of all items whose method runs a model. */
+void lr_spec__run_models(lr_engine *);
 
 /* branches.c */
 /* Blocks for the tree of the request, which may lose its branches (where the model can't have any). False: no room. */

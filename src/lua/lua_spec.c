@@ -60,7 +60,8 @@ static void read_method(lua_State *L, int idx, lr_spec_choice *c)
 {
     int m = lr_spec_method_parse(lua_tostring(L, idx));
     if (m < 0 || m == LR_SPEC_GIVEN)
-        luaL_error(L, "draft: '%s' is no method: \"ngram\", \"suffix\", \"draft\" or \"off\"", lua_tostring(L, idx));
+        luaL_error(L, "draft: '%s' is no method: \"ngram\", \"suffix\", \"draft\", \"early_exit\" or \"off\"",
+                   lua_tostring(L, idx));
     c->method = (lr_spec_method)m;
 }
 
@@ -242,6 +243,7 @@ void **lr_lua_read_spec(lua_State *L, int idx, lr_spec_params *p)
     p->branches = lr_lua_opt_i32(L, idx, "branches", 1);
     p->min_match = lr_lua_opt_i32(L, idx, "min_match", p->min_match);
     p->max_match = lr_lua_opt_i32(L, idx, "max_match", p->max_match > p->min_match ? p->max_match : p->min_match);
+    p->layers = lr_lua_opt_i32(L, idx, "layers", 0);
     p->distribution = strcmp(accept, "distribution") == 0;
     if (!p->distribution && strcmp(accept, "same") != 0) luaL_error(L, "speculate: unknown accept '%s'", accept);
     if (lua_getfield(L, idx, "memory") != LUA_TNIL) p->memory = *check_suffix(L, lua_gettop(L));

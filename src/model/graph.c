@@ -4,7 +4,7 @@
  * here, so that scripts need not: attention gets its KV layer (and block group: windowed layers live in group 1 if the
  * model also has layers without a window), and behind the last attention only the rows whose logits are wanted go on.
  */
-#include "model/graph.h"
+#include "model/graph_int.h"
 #include "base/dtype.h"
 #include "base/mem.h"
 #include <math.h>
@@ -12,34 +12,6 @@
 #include <string.h>
 
 enum { MAX_VALUES = 1 << 16, MAX_WEIGHTS = 1 << 16 };
-
-typedef struct named_weight {
-    char *name;
-    lr_weight *w;
-    bool linear, embed;
-    int64_t first; /* the row of the tensor that the weight begins with */
-    int64_t ne[4];
-    lr_observed seen;
-} named_weight;
-
-struct lr_graph {
-    lr_model base; /* first: a finished graph is the model */
-    lr_backend *be;
-    lr_weight_source src;
-    int n_values, cap_values, n_ops, cap_ops, n_weights, cap_weights;
-    int *width;
-    int *route; /* (n_values) the route whose slots a value's rows are, -1 = token rows */
-    lr_op *ops;
-    named_weight *weights;
-    int *layer_window; /* (n_kv_layers) */
-    int cap_layers;
-    float **owned; /* small float arrays that ops point to until compile */
-    int n_owned, cap_owned;
-    int logits, hidden;
-    int n_positions; /* rows of a weight of positions; 0 = none */
-    lr_kv_store *kv;
-    lr_plan *plan;
-};
 
 /* ---- growing arrays ---- */
 
@@ -750,5 +722,6 @@ bool lr_model_observed(lr_model *m, size_t i, const char **name, int *k, const l
     }
     return false;
 }
+lr_graph *lr_graph__of(lr_model *m) { return m->ops == &graph_ops ? (lr_graph *)m : NULL; }
 
 lr_backend *lr_model_backend(lr_model *m) { return m->ops == &graph_ops ? ((lr_graph *)m)->be : NULL; }

@@ -16,8 +16,8 @@
 
 enum { WAIT_FIRST = 16, WAIT_MODEL = 24, WAIT_MOST = 4096, STALE = 4096 };
 
-static const double PRIOR[LR_SPEC_METHODS][LR_PACE_CLASSES] = {
-    {0, 0, 0}, {0.4, 0.6, 0.8}, {0.4, 0.6, 0.8}, {0.85, 0.85, 0.85}, {0.7, 0.7, 0.7}};
+static const double PRIOR[LR_SPEC_METHODS][LR_PACE_CLASSES] = {{0, 0, 0},          {0.4, 0.6, 0.8}, {0.4, 0.6, 0.8},
+                                                               {0.85, 0.85, 0.85}, {0.7, 0.7, 0.7}, {0.6, 0.6, 0.6}};
 #define PRIOR_WEIGHT 12.0
 #define PRIOR_SIDE   0.3
 
@@ -40,7 +40,7 @@ static void saw(lr_pace *pace, struct lr_pace_time *table, int rows, double t)
 }
 
 void lr_pace_saw_step(lr_pace *p, int rows, double t) { saw(p, p->step, rows, t); }
-void lr_pace_saw_pass(lr_pace *p, int rows, double t) { saw(p, p->pass, rows, t); }
+void lr_pace_saw_pass(lr_pace *p, lr_spec_method m, int rows, double t) { saw(p, p->pass[m], rows, t); }
 
 static bool known(const struct lr_pace_time *p, uint32_t now, uint32_t least)
 {
@@ -71,10 +71,13 @@ static double time_of(const struct lr_pace_time *table, uint32_t now, int rows)
 
 double lr_pace_step_time(const lr_pace *p, int rows) { return time_of(p->step, p->now, rows); }
 
-double lr_pace_pass_time(const lr_pace *p, int rows)
+/* A pass before one was seen, as a part of a step. */
+static double first_guess(lr_spec_method m) { return m == LR_SPEC_DRAFT ? 0.35 : 0.5; }
+
+double lr_pace_pass_time(const lr_pace *p, lr_spec_method m, int rows)
 {
-    double t = time_of(p->pass, p->now, rows);
-    return t > 0 ? t : 0.35 * time_of(p->step, p->now, rows);
+    double t = time_of(p->pass[m], p->now, rows);
+    return t > 0 ? t : first_guess(m) * time_of(p->step, p->now, rows);
 }
 
 /* ---- chances ---- */
@@ -162,39 +165,41 @@ static int places(const lr_pace_item *it, double a, double h, double *sum)
 static double rate(const lr_pace *p, const lr_pace_item *items, const double *a, int n, int rows, int others, int room,
                    double h)
 {
-    int drafts = 0, depth[LR_SPEC_MAX + 1] = {0};
+    int drafts = 0, depth[LR_SPEC_METHODS][LR_SPEC_MAX + 1] = {0};
     double tokens = others + n, cost, sum;
     double extra = 0;
     for (int i = 0; i < n; i++) {
         int k = places(&items[i], a[i], h, &sum);
         tokens += sum;
         drafts += k;
-        if (items[i].method != LR_SPEC_DRAFT || k == 0) continue;
-        for (int j = 0; j < k; j++) depth[j]++;
+        lr_spec_method m = items[i].method;
+        if (!lr_spec_has_passes(m) || k == 0) continue;
+        for (int j = 0; j < k; j++) depth[m][j]++;
         if (items[i].behind > 2) {
             int spread = items[i].remaining < 128 ? items[i].remaining : 128;
-            double row = lr_pace_pass_time(p, LR_PACE_ROWS) / LR_PACE_ROWS;
+            double row = lr_pace_pass_time(p, m, LR_PACE_ROWS) / LR_PACE_ROWS;
             extra += row * items[i].behind / (spread < 1 ? 1 : spread) * (1 + sum);
         }
     }
     if (drafts > room) return -1;
     cost = lr_pace_step_time(p, rows + drafts) + extra;
-    for (int j = 0; j < LR_SPEC_MAX && depth[j]; j++) cost += lr_pace_pass_time(p, depth[j]);
+    for (int m = 0; m < LR_SPEC_METHODS; m++)
+        for (int j = 0; j < LR_SPEC_MAX && depth[m][j]; j++) cost += lr_pace_pass_time(p, m, depth[m][j]);
     return cost > 0 ? tokens / cost : tokens / (1 + 0.1 * drafts);
 }
 
 /* What one more token of a draft model costs: its part of a pass of n, and a row of the step. */
-static double marginal(const lr_pace *p, int rows, int n)
+static double marginal(const lr_pace *p, lr_spec_method m, int rows, int n)
 {
     double row = (lr_pace_step_time(p, rows + 4) - lr_pace_step_time(p, rows)) / 4;
-    return lr_pace_pass_time(p, n) / n + (row > 0 ? row : 0);
+    return lr_pace_pass_time(p, m, n) / n + (row > 0 ? row : 0);
 }
 
 /* One that has had no draft for long gets one token, so that its chance is known. */
 static void probe(lr_pace_item *it, int n)
 {
     lr_pace_odds *o = it->odds;
-    uint32_t first = it->method == LR_SPEC_DRAFT ? WAIT_MODEL : WAIT_FIRST;
+    uint32_t first = lr_spec_has_passes(it->method) ? WAIT_MODEL : WAIT_FIRST;
     if (it->k > 0) {
         o->idle = o->wait = 0;
         return;
@@ -224,15 +229,15 @@ void lr_pace_choose(const lr_pace *p, lr_pace_item *items, int n, int rows, int 
         best = v;
         h = bars[b];
     }
-    int models = 0;
-    for (int i = 0; i < n; i++) models += items[i].method == LR_SPEC_DRAFT;
+    int models[LR_SPEC_METHODS] = {0};
+    for (int i = 0; i < n; i++) models[items[i].method]++;
     for (int i = 0; i < n; i++) {
         items[i].k = places(&items[i], a[i], h, &sum);
         items[i].bar = 0;
         items[i].least = h;
-        if (items[i].k > 0 && items[i].method == LR_SPEC_DRAFT) {
+        if (items[i].k > 0 && lr_spec_has_passes(items[i].method)) {
             items[i].k = items[i].most; /* it knows how sure it is, token by token */
-            items[i].bar = marginal(p, rows + n, models) * best;
+            items[i].bar = marginal(p, items[i].method, rows + n, models[items[i].method]) * best;
         }
         if (room > 0) probe(&items[i], n);
     }

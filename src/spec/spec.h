@@ -7,6 +7,7 @@
  *   ngram    what followed the last tokens where they stood before, in prompt and output ("prompt lookup")
  *   suffix   the same by the longest suffix that ever stood before, in a suffix automaton of the text and, if there is
  *            one, of a memory that sessions share
+ *   exit     the model's own first layers (driven by the engine, whose KV they share)
  *   draft    a smaller model of the same vocabulary, with KV blocks of its own; drafts of many sequences run together
  *
  * lr_pace measures what steps and draft passes cost and how often drafts are right, and says how many pay.
@@ -22,8 +23,12 @@ typedef enum lr_spec_method {
     LR_SPEC_SUFFIX,
     LR_SPEC_DRAFT,
     LR_SPEC_GIVEN, /* tokens that somebody names */
+    LR_SPEC_EXIT,  /* the model's own first layers (model/part.h) */
 } lr_spec_method;
-#define LR_SPEC_METHODS 5
+#define LR_SPEC_METHODS 6
+
+/* Whether a forward pass is run for each place of its drafts. */
+static inline bool lr_spec_has_passes(lr_spec_method m) { return m == LR_SPEC_DRAFT || m == LR_SPEC_EXIT; }
 
 #define LR_SPEC_MAX       32 /* tokens of a draft */
 #define LR_SPEC_POSITIONS 16 /* places whose acceptance is counted one by one; the last one counts the rest too */
@@ -171,7 +176,7 @@ typedef struct lr_pace {
     struct lr_pace_time {
         double t;       /* seconds, a moving average; 0 = not seen */
         uint32_t n, at; /* how often seen, and when last */
-    } step[LR_PACE_ROWS + 1], pass[LR_PACE_ROWS + 1];
+    } step[LR_PACE_ROWS + 1], pass[LR_SPEC_METHODS][LR_PACE_ROWS + 1];
     uint32_t now; /* times seen in all */
     lr_pace_odds all;
 } lr_pace;
@@ -185,15 +190,15 @@ typedef struct lr_pace_item {
     int behind;    /* DRAFT: rows to catch up with */
     int remaining; /* tokens that it may still generate */
     int k;         /* result: at most so many */
-    double bar;    /* result, DRAFT: as long as the draft's chance is at least this */
+    double bar;    /* result, methods with passes: as long as the draft's chance is at least this */
     double least;  /* result: the chance that a token must have to pay */
 } lr_pace_item;
 
 void lr_pace_saw_step(lr_pace *, int rows, double seconds);
-void lr_pace_saw_pass(lr_pace *, int rows, double seconds);
+void lr_pace_saw_pass(lr_pace *, lr_spec_method, int rows, double seconds);
 /* Seconds that a step, or a draft pass, of so many rows is expected to take; 0 if nothing is known yet. */
 double lr_pace_step_time(const lr_pace *, int rows);
-double lr_pace_pass_time(const lr_pace *, int rows);
+double lr_pace_pass_time(const lr_pace *, lr_spec_method, int rows);
 /* The chance of one more token to be right. */
 double lr_pace_odds_of(const lr_pace *, const lr_pace_odds *, lr_spec_method, int match);
 /* n tokens of a draft of `tried` looked at were right (right <= tried). */

@@ -334,8 +334,8 @@ static void test_pace(void **state)
         for (int r = 1; r <= 64; r++) {
             lr_pace_saw_step(&cheap, r, 0.040 * (1 + 0.05 * (r - 1)));
             lr_pace_saw_step(&dear, r, 0.040 * r);
-            lr_pace_saw_pass(&cheap, r, 0.015);
-            lr_pace_saw_pass(&dear, r, 0.015);
+            lr_pace_saw_pass(&cheap, LR_SPEC_DRAFT, r, 0.015);
+            lr_pace_saw_pass(&dear, LR_SPEC_DRAFT, r, 0.015);
         }
     }
     int sure = chosen(&cheap, 1, 1, .95, LR_SPEC_NGRAM), unsure = chosen(&cheap, 1, 1, .5, LR_SPEC_NGRAM);

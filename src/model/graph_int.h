@@ -1,0 +1,37 @@
+/* graph_int.h - a layer graph from the inside: its builder (graph.c), and programs that share its weights (part.c). */
+#ifndef LR_MODEL_GRAPH_INT_H
+#define LR_MODEL_GRAPH_INT_H
+#include "model/graph.h"
+
+typedef struct named_weight {
+    char *name;
+    lr_weight *w;
+    bool linear, embed;
+    int64_t first; /* the row of the tensor that the weight begins with */
+    int64_t ne[4];
+    lr_observed seen;
+} named_weight;
+
+struct lr_graph {
+    lr_model base; /* first: a finished graph is the model */
+    lr_backend *be;
+    lr_weight_source src;
+    int n_values, cap_values, n_ops, cap_ops, n_weights, cap_weights;
+    int *width;
+    int *route; /* (n_values) the route whose slots a value's rows are, -1 = token rows */
+    lr_op *ops;
+    named_weight *weights;
+    int *layer_window; /* (n_kv_layers) */
+    int cap_layers;
+    float **owned; /* small float arrays that ops point to until compile */
+    int n_owned, cap_owned;
+    int logits, hidden;
+    int n_positions; /* rows of a weight of positions; 0 = none */
+    lr_kv_store *kv;
+    lr_plan *plan;
+};
+
+/* The model as a graph; NULL if it is another kind. */
+lr_graph *lr_graph__of(lr_model *);
+
+#endif
