@@ -1,6 +1,6 @@
 --- Speculation: what `speculate` may say in llm.load, llm.scripted, gen and stream.
 ---
----   speculate = "ngram"                          a method: "ngram", "suffix", "draft", "early_exit", or "off" (false)
+---   speculate = "ngram"                          a method: "ngram", "suffix", "draft", "heads", or "off" (false)
 ---   speculate = function(ctx) ... end            drafts in Lua, see below
 ---   speculate = { method = "suffix", k = 12, scope = "tenant" }
 ---
@@ -10,7 +10,8 @@
 --- branches, ways at a place that ngram and draft try (1: none branches off; see below); min_match (2), max_match (8):
 --- tokens that must have stood before, ngram's longest; scope, what suffix keeps: "request", "session" (default) or
 --- "tenant"; accept = "distribution" (see engine/speculate.h); fn: a function. In
---- llm.load also draft: the draft model, a name or file, or { model =, kv = { blocks = n } }.
+--- llm.load also draft: the draft model, a name or file, or { model =, kv = { blocks = n } }; and heads, a safetensors
+--- file of Medusa heads (model/heads.h, scripts/train_medusa), whose best guesses are a tree of at most k tokens.
 ---
 --- A function is asked in each step, inside of it (it can't wait): f(ctx). ctx has most (tokens that there is room
 --- for), batch (requests that generate), acceptance (of late, per token), method, n_prompt, n_generated, last, and
@@ -34,10 +35,10 @@ local fields = {
     method = "string", k = "integer", fixed = "boolean", min_match = "integer", max_match = "integer", scope = "string",
     accept = "string", branches = "integer", layers = "integer", fn = "function",
 }
-local model_fields = { draft = "string|table" }
+local model_fields = { draft = "string|table", heads = "string" }
 for k, v in pairs(fields) do model_fields[k] = v end
 
-local methods = { ngram = true, suffix = true, draft = true, early_exit = true, off = true }
+local methods = { ngram = true, suffix = true, draft = true, early_exit = true, heads = true, off = true }
 local scopes = { request = true, session = true, tenant = true }
 
 --- The option as a table with a method; nil if it is nil.
@@ -49,7 +50,8 @@ local function normal(call, what, known)
     if type(what) == "function" then what = { fn = what } end
     options.check(call .. ": speculate", what, known, 4)
     if what.method and not methods[what.method] then
-        errors.raise(call, ("speculate: method '%s' is none of ngram, suffix, draft, early_exit, off"):format(what.method))
+        errors.raise(call, ("speculate: method '%s' is none of ngram, suffix, draft, early_exit, heads, off"):format(
+            what.method))
     elseif what.method == "early_exit" and not what.layers then
         errors.raise(call, "speculate: method 'early_exit' needs layers = how many of the model's layers draft")
     elseif what.scope and not scopes[what.scope] then
@@ -88,6 +90,12 @@ function M.for_model(call, model, o)
     local s = normal(call, o.speculate, model_fields)
     if not s then return end
     model.speculate = s
+    if s.heads then
+        s.method = s.method or "heads"
+        errors.check(call, model.engine:set_heads(s.heads))
+    elseif s.method == "heads" then
+        errors.raise(call, "speculate: method 'heads' needs heads = a file")
+    end
     if not s.draft then
         if s.method == "draft" then errors.raise(call, "speculate: method \"draft\" needs draft = a model") end
         return
@@ -138,7 +146,8 @@ function M.for_request(call, what, self, tenant)
     return {
         method = method, k = s.k or (base and base.method == method and base.k) or nil, fixed = s.fixed,
         branches = s.branches or (base and base.method == method and base.branches) or nil,
-        layers = s.layers or (base and base.layers) or nil, min_match = s.min_match, max_match = s.max_match, accept = s.accept or (base and base.accept),
+        layers = s.layers or (base and base.layers) or nil,
+        min_match = s.min_match, max_match = s.max_match, accept = s.accept or (base and base.accept),
         memory = memory(self, { method = method, scope = s.scope or (base and base.scope), fn = s.fn }, tenant),
         fn = s.fn,
     }

@@ -52,6 +52,7 @@ typedef enum lr_op_kind {
     LR_OP_GLU,      /* out = act(in[0]) * in[1] */
     LR_OP_SCALE,    /* out = in * scale */
     LR_OP_SOFTCAP,  /* out = scale * tanh(in / scale) */
+    LR_OP_INPUT,    /* out = the input rows of the batch */
     LR_OP_ROWS,     /* out = the rows of in whose logits are wanted */
     LR_OP_ROUTE,    /* in[0]: logits of experts; out = (rows, 2 n_used): numbers of the chosen, then their weights */
     LR_OP_EXPERTS,  /* out = in[0] . w[e]^T + bias[e], e the slot's expert in route in[1]; w is (n_experts, n, k), bias
@@ -168,9 +169,10 @@ typedef struct lr_batch_echo {
 } lr_batch_echo;
 
 typedef struct lr_batch {
-    int n_rows;            /* <= max_rows of the plan */
-    const int32_t *tokens; /* (n_rows) */
-    int n_seqs;
+    int n_rows;               /* <= max_rows of the plan */
+    const int32_t *tokens;    /* (n_rows) */
+    const float *input;       /* (n_rows, width) for INPUT, else NULL */
+    int n_seqs;               /* 0 for a program without positions */
     const lr_batch_seq *seqs; /* (n_seqs), rows ascending and without gaps */
     int n_echoes;
     const lr_batch_echo *echoes; /* (n_echoes), rows ascending */

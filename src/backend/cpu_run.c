@@ -100,6 +100,9 @@ static void row_op(const run_ctx *c, const plan_op *o, int r)
         lr_dtype_to_f32(o->w->type, o->w->rows + (size_t)at_row * o->w->row_bytes, y, (size_t)n);
         break;
     }
+    case LR_OP_INPUT:
+        memcpy(y, c->b->input + at, (size_t)n * sizeof *y);
+        break;
     case OP_ROPE_TABLE: {
         const rope_table *t = &p->ropes[o->rope];
         rope_angles(t, p->row_pos[r], t->cs + (size_t)r * (size_t)t->n_rot);

@@ -1,4 +1,5 @@
-/* drafting.c - drafts that a model makes: a smaller one, or the model's own first layers. See speculate.h.
+/* drafting.c - drafts that a model makes: a smaller one, the model's own first layers, or heads trained for it. See
+ * speculate.h.
  *
  * The drafts of all requests are made together, a pass for each place. The tokens of a draft come from the request's
  * own sampler, as far as it can be asked twice, and its constraint tries them; they stand behind the sequence's tokens.
@@ -12,7 +13,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { CATCH_UP = 256, GRANTED_MOST = 16 };
+enum { CATCH_UP = 256, GRANTED_MOST = 16, HEADS_WIDE = 4 };
 
 /* ---- choosing tokens ---- */
 
@@ -81,6 +82,7 @@ bool lr_spec__ready(lr_request *r, lr_spec_method m)
     lr_seq *q = r->info.seq;
     lr_error err;
     lr_draft *d = r->e->spec->draft;
+    if (m == LR_SPEC_HEADS) return s->hidden && s->hidden_at == q->kv.computed && q->len == q->kv.computed + 1;
     if (!lr_spec_has_passes(m)) return true;
     if (m == LR_SPEC_EXIT && (s->exit < 0 || r->granted > GRANTED_MOST)) return false;
     if (m == LR_SPEC_DRAFT && (!d || (!q->draft && lr_draft_open(d, &q->draft, &err)))) return false;
@@ -205,8 +207,64 @@ static void run_exit(lr_engine *e, int exit)
     close_jobs(e, n, lr_engine__now(e) - t, rc != 0);
 }
 
+/* ---- heads ---- */
+
+/* The best guesses of a place, with their chances; those that would end the request have none. */
+static void guess(const lr_request *r, const float *logits, int wide, int32_t *ids, float *chance)
+{
+    int n = r->e->model->n_vocab, got = lr_row_topk(logits, n, wide < n ? wide : n, ids, chance);
+    float lse = lr_row_logsumexp(logits, n);
+    for (int i = 0; i < wide; i++) chance[i] = i < got && !lr_request__is_end(r, ids[i]) ? expf(chance[i] - lse) : 0;
+}
+
+/* The tree of one request, whose row is the i-th of n. */
+static void grow_tree(lr_engine *e, struct lr_spec_item *it, int i, int n)
+{
+    struct lr_spec_state *st = e->spec;
+    int32_t ids[LR_HEADS_MAX * LR_SPEC_BRANCHES];
+    float chance[LR_HEADS_MAX * LR_SPEC_BRANCHES];
+    int wide = it->r->spec->p.branches ? it->r->spec->p.branches : HEADS_WIDE, places = lr_heads_count(st->heads);
+    if (!e->model->echoes) wide = 1;
+    for (int p = 0; p < places; p++)
+        guess(it->r, st->heads_logits + (size_t)(p * n + i) * (size_t)e->model->n_vocab, wide, ids + (size_t)p * wide,
+              chance + (size_t)p * wide);
+    lr_spec_tree_best(&it->sides, ids, chance, places, wide, it->most, it->fixed ? 0 : it->pace.bar);
+    it->pace.k = it->sides.n;
+}
+
+static void run_heads(lr_engine *e)
+{
+    struct lr_spec_state *st = e->spec;
+    size_t width = (size_t)e->model->n_embd;
+    lr_error err;
+    for (int from = 0; from < st->n_items;) {
+        int at[LR_PACE_ROWS], n = 0;
+        double t = lr_engine__now(e);
+        for (; from < st->n_items && n < st->heads_most; from++) {
+            struct lr_spec_item *it = &st->items[from];
+            if (it->choice.method != LR_SPEC_HEADS || it->pace.k <= 0) continue;
+            memcpy(st->heads_rows + (size_t)n * width, it->r->spec->hidden, width * sizeof(float));
+            at[n++] = from;
+        }
+        if (n == 0) return;
+        bool failed = lr_heads_run(st->heads, st->heads_rows, n, st->heads_logits, &err) != 0;
+        double seconds = lr_engine__now(e) - t;
+        if (failed)
+            e->metrics.spec_failed++;
+        else
+            lr_pace_saw_pass(&st->pace, LR_SPEC_HEADS, n, seconds);
+        for (int i = 0; i < n; i++) {
+            struct lr_spec_item *it = &st->items[at[i]];
+            it->r->info.spec.draft_time += seconds / n;
+            it->sides.n = it->pace.k = 0;
+            if (!failed) grow_tree(e, it, i, n);
+        }
+    }
+}
+
 void lr_spec__run_models(lr_engine *e)
 {
     run_draft(e);
+    if (e->spec->heads) run_heads(e);
     for (int i = 0; i < e->spec->n_exits; i++) run_exit(e, i);
 }

@@ -208,6 +208,7 @@ static int generate(lr_request *r, float *logits, int n, lr_error *err)
         int len = q->len, next;
         lr_spec__enter(r, node);
         rc = generate_one(r, node + 1, logits + (size_t)(node + 1) * (size_t)r->e->model->n_vocab, n, err);
+        if (!rc) lr_spec__drawn(r, node);
         if (!drafts || rc) break;
         for (n = 0; len < q->len && (next = lr_spec__child(r, node, q->tokens[len])) >= 0; len++, n++) node = next;
         if (len < q->len || n == 0 || !lr_engine__active(r) || r->want_cancel) break;

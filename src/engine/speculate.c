@@ -4,11 +4,11 @@
 #include "sample/row.h"
 #include <string.h>
 
-enum { K_FREE = 16, K_MODEL = 8, OWN_MAX = 1 << 20, EXIT_ROWS = 256 };
+enum { K_FREE = 16, K_MODEL = 8, OWN_MAX = 1 << 20, EXIT_ROWS = 256, HEADS_ROWS = 32 };
 
 lr_spec_params lr_spec_defaults(lr_spec_method m)
 {
-    return (lr_spec_params){.method = m, .min_match = 2, .max_match = 8, .branches = 1};
+    return (lr_spec_params){.method = m, .min_match = 2, .max_match = 8};
 }
 
 /* ---- making ---- */
@@ -34,6 +34,9 @@ void lr_spec__free_state(lr_engine *e)
     struct lr_spec_state *s = e->spec;
     if (!s) return;
     lr_draft_free(s->draft);
+    lr_heads_free(s->heads);
+    lr_free_aligned(s->heads_logits);
+    lr_free_aligned(s->heads_rows);
     for (int i = 0; i < s->n_exits; i++) lr_part_free(s->exits[i].part);
     lr_free(s->items);
     lr_free(s->open);
@@ -88,6 +91,31 @@ int lr_engine_set_draft(lr_engine *e, lr_model *m, const lr_draft_config *cfg, l
     return lr_draft_new(&e->spec->draft, m, &c, err);
 }
 
+int lr_engine_set_heads(lr_engine *e, const char *path, lr_error *err)
+{
+    size_t n;
+    int rc = lr_engine__not_in_step(e, err);
+    if (!rc) rc = make_state(e, err);
+    if (rc) return rc;
+    struct lr_spec_state *st = e->spec;
+    if (st->heads) return lr_fail(err, LR_ESTATE, "there are heads already");
+    if (!e->hidden) return lr_fail(err, LR_EUNSUPPORTED, "heads: the model tells no hidden rows");
+    lr_heads *h;
+    st->heads_most = e->cfg.max_seqs < HEADS_ROWS ? e->cfg.max_seqs : HEADS_ROWS;
+    if ((rc = lr_heads_new(&h, e->model, path, st->heads_most, err))) return rc;
+    size_t rows = (size_t)st->heads_most * (size_t)lr_heads_count(h);
+    if (!st->heads_logits && lr_mul(rows, (size_t)e->model->n_vocab * sizeof(float), &n))
+        st->heads_logits = lr_alloc_aligned(n);
+    if (!st->heads_rows)
+        st->heads_rows = lr_alloc_aligned((size_t)st->heads_most * (size_t)e->model->n_embd * sizeof(float));
+    if (!st->heads_logits || !st->heads_rows) {
+        lr_heads_free(h);
+        return lr_fail(err, LR_ENOMEM, "no memory for the logits of heads");
+    }
+    st->heads = h;
+    return 0;
+}
+
 const lr_model *lr_engine_draft(const lr_engine *e)
 {
     return e->spec && e->spec->draft ? lr_draft_model(e->spec->draft) : NULL;
@@ -107,7 +135,7 @@ int lr_spec__begin(lr_request *r, const lr_spec_params *p, lr_error *err)
     if (p->min_match < 1 || p->max_match < p->min_match || p->max_match > 64)
         return lr_fail(err, LR_EINVAL, "speculate: a match of %d to %d tokens is not in 1..64", p->min_match,
                        p->max_match);
-    if (p->branches < 1 || p->branches > LR_SPEC_BRANCHES)
+    if (p->branches < 0 || p->branches > LR_SPEC_BRANCHES)
         return lr_fail(err, LR_EINVAL, "speculate: branches = %d is not in 1..%d", p->branches, LR_SPEC_BRANCHES);
     if (p->branches > 1 && p->distribution)
         return lr_fail(err, LR_EINVAL, "speculate: accept = \"distribution\" judges drafts without branches only");
@@ -115,6 +143,8 @@ int lr_spec__begin(lr_request *r, const lr_spec_params *p, lr_error *err)
         return lr_fail(err, LR_EINVAL, "speculate: nobody gives tokens");
     if (p->method == LR_SPEC_DRAFT && !lr_engine_draft(e))
         return lr_fail(err, LR_EINVAL, "speculate: the model was loaded without a draft model");
+    if (p->method == LR_SPEC_HEADS && !(e->spec && e->spec->heads))
+        return lr_fail(err, LR_EINVAL, "speculate: the model was loaded without heads");
     int exit = -1, rc = make_state(e, err);
     if (!rc && (p->method == LR_SPEC_EXIT || p->layers)) rc = find_exit(e, p->layers, &exit, err);
     if (rc) return rc;
@@ -126,7 +156,9 @@ int lr_spec__begin(lr_request *r, const lr_spec_params *p, lr_error *err)
     s->p.free = NULL;
     r->spec = s;
     if (p->memory) lr_suffix_ref(p->memory);
-    return 0;
+    if (!e->spec->heads) return 0;
+    s->hidden = lr_alloc_aligned((size_t)e->model->n_embd * sizeof(float));
+    return s->hidden ? 0 : lr_fail(err, LR_ENOMEM, "no memory for drafts");
 }
 
 void lr_spec__free(lr_request *r)
@@ -138,6 +170,7 @@ void lr_spec__free(lr_request *r)
     lr_suffix_unref(s->own);
     lr_sampler_free(s->plain);
     lr_free(s->dist);
+    lr_free_aligned(s->hidden);
     lr_free(s);
     r->spec = NULL;
 }
@@ -256,6 +289,12 @@ static int given_tree(lr_request *r, lr_spec_choice *c, int n, int most)
     return t.n;
 }
 
+static int heads_places(const lr_engine *e, int k)
+{
+    int n = lr_heads_count(e->spec->heads);
+    return k < n ? k : n;
+}
+
 /* What the request would like: its own wish, then the policy's, then the tokens themselves if they cost nothing. */
 static void consider(lr_engine *e, lr_request *r)
 {
@@ -300,16 +339,17 @@ static void consider(lr_engine *e, lr_request *r)
     if (c->method == LR_SPEC_GIVEN && c->n < k) k = c->n;
     if (c->method == LR_SPEC_GIVEN && c->branches)
         k = given_tree(r, c, k, most);
-    else if (!lr_spec_has_passes(c->method))
+    else if (!lr_spec_has_passes(c->method) && c->method != LR_SPEC_HEADS)
         k = trim(r, c->tokens, k);
     if (k <= 0 || r->info.state != LR_REQ_RUNNING) return;
     it->r = r;
     it->pace = (lr_pace_item){.odds = &s->odds,
                               .method = c->method,
                               .match = match,
-                              .most = k,
+                              .most = c->method == LR_SPEC_HEADS ? heads_places(e, k) : k,
                               .remaining = most + 1,
                               .k = it->fixed ? k : 0};
+    it->most = k;
     if (c->method == LR_SPEC_DRAFT) it->pace.behind = lr_draft_behind(q->draft, q->tokens, q->len);
     st->n_items++;
 }
@@ -343,6 +383,11 @@ static void lay_tree(lr_engine *e, struct lr_spec_item *it, lr_spec_tree *t)
     const struct lr_spec_req *s = r->spec;
     const lr_spec_choice *c = &it->choice;
     int k = it->pace.k, most = r->info.max_tokens - r->info.n_generated - 1;
+    if (c->method == LR_SPEC_HEADS) {
+        *t = it->sides;
+        trim_tree(r, t, 0, most);
+        return;
+    }
     t->n = k;
     memcpy(t->token, c->tokens, (size_t)k * sizeof *t->token);
     for (int i = 0; i < k; i++) t->parent[i] = c->branches ? c->parent[i] : i - 1;
@@ -470,6 +515,15 @@ void lr_spec__verified(lr_request *r, int node, bool open)
     }
     lr_hist__add_N(&e->metrics.spec_length, right);
     t->n = 0;
+}
+
+void lr_spec__drawn(lr_request *r, int node)
+{
+    struct lr_spec_req *s = r->spec;
+    size_t width = (size_t)r->e->model->n_embd;
+    if (!s || !s->hidden) return;
+    memcpy(s->hidden, r->e->hidden + (size_t)(r->out + node + 1) * width, width * sizeof *s->hidden);
+    s->hidden_at = r->info.seq->kv.computed;
 }
 
 void lr_spec__saw_forward(lr_engine *e, const lr_batch *b, double seconds)

@@ -43,9 +43,9 @@ typedef struct lr_spec_choice {
 /* Start from lr_spec_defaults(). */
 typedef struct lr_spec_params {
     lr_spec_method method;
-    int k;                    /* most tokens a draft, 1..LR_SPEC_MAX; 0 = 16, 8 for a draft model */
+    int k;                    /* most tokens a draft, 1..LR_SPEC_MAX; 0 = 16, 8 where a model runs for each */
     bool fixed;               /* always k of them, whether it pays or not */
-    int branches;             /* NGRAM, DRAFT, EXIT: ways at a place, 1..LR_SPEC_BRANCHES; 1 */
+    int branches;             /* ways at a place, 1..LR_SPEC_BRANCHES; 0 = 1, 4 for HEADS */
     int min_match, max_match; /* NGRAM, SUFFIX: tokens that must have stood before; NGRAM: longest looked for; 2, 8 */
     int layers;               /* EXIT: of the model's layers, the first ones that draft */
     bool distribution;        /* see above; DRAFT, EXIT */
@@ -63,6 +63,8 @@ lr_spec_params lr_spec_defaults(lr_spec_method);
  * engine's. LR_EUNSUPPORTED: another vocabulary; LR_ESTATE: there is one already. */
 int lr_engine_set_draft(lr_engine *, lr_model *, const lr_draft_config *cfg, lr_error *err);
 const lr_model *lr_engine_draft(const lr_engine *); /* borrowed; NULL = none */
+/* Gives the engine heads, of a file (model/heads.h); one set for its life. LR_ESTATE: there are some already. */
+int lr_engine_set_heads(lr_engine *, const char *path, lr_error *err);
 /* What the engine has measured: seconds of a step or of a pass of the draft model of so many rows, 0 = not known. */
 void lr_engine_pace(const lr_engine *, int rows, double *step, double *pass);
 

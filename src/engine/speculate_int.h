@@ -3,6 +3,7 @@
 #define LR_ENGINE_SPECULATE_INT_H
 #include "engine/engine_int.h"
 #include "engine/speculate.h"
+#include "model/heads.h"
 #include "model/part.h"
 
 enum { SPEC_EXITS = 4 }; /* parts of the model that leave early */
@@ -31,10 +32,12 @@ struct lr_spec_req {
     lr_spec_tree tree;               /* the draft in flight; n = 0: none */
     lr_kv_table *table[LR_SPEC_MAX]; /* of its runs, but for the first (branches.c) */
     int in_run;                      /* whose blocks the sequence has */
-    int exit;                        /* the engine's, that it drafts with; -1 = none */
-    int item;                        /* of the engine's, while drafts are made */
-    bool ahead;                      /* its constraint is trying what is drafted */
-    double chance, bar, side_bar;    /* of the draft being made, and what it must be for another token, for a branch */
+    float *hidden;                   /* HEADS: (n_embd) the row behind the sequence's first hidden_at tokens; or NULL */
+    int hidden_at;
+    int exit;                     /* the engine's, that it drafts with; -1 = none */
+    int item;                     /* of the engine's, while drafts are made */
+    bool ahead;                   /* its constraint is trying what is drafted */
+    double chance, bar, side_bar; /* of the draft being made, and what it must be for another token, for a branch */
 };
 
 /* The engine's: made when a request first speculates. */
@@ -45,6 +48,10 @@ struct lr_spec_state {
         int layers, max_rows;
     } exits[SPEC_EXITS];
     int n_exits;
+    lr_heads *heads;     /* NULL = none */
+    float *heads_logits; /* (heads, heads_rows, n_vocab) */
+    float *heads_rows;   /* (heads_most, n_embd) */
+    int heads_most;      /* requests a run */
     lr_pace pace;
     /* (max_seqs) of the step being made */
     struct lr_spec_item {
@@ -52,7 +59,8 @@ struct lr_spec_state {
         lr_pace_item pace;
         lr_spec_choice choice;
         bool fixed;
-        lr_spec_tree sides; /* DRAFT: what else could come at the places of the draft; parent = the place before */
+        int most;           /* tokens of its draft */
+        lr_spec_tree sides; /* what else could come at the places of the draft; parent = the place before. HEADS: all */
     } * items;
     lr_pace_item *open; /* those whose k is to be chosen */
     lr_draft_job *jobs;
@@ -108,6 +116,8 @@ int lr_spec__draw(lr_request *, int i, float *logits, const uint32_t *mask, cons
                   float *logprob, lr_top *top, lr_error *err);
 /* The way through a request's draft ended at a node, -1 = none was taken; `open`: not because the request ended. */
 void lr_spec__verified(lr_request *, int node, bool open);
+/* A token was drawn at a node (-1 = behind the sequence's own rows): its hidden row is kept for heads. */
+void lr_spec__drawn(lr_request *, int node);
 /* The forward pass of the step took so long. */
 void lr_spec__saw_forward(lr_engine *, const lr_batch *, double seconds);
 

@@ -16,7 +16,7 @@ static void add_to_batch(lr_engine *e, lr_batch *b, lr_request *r)
     memcpy(e->rows + b->n_rows, q->tokens + pos, (size_t)n * sizeof *e->rows); /* drafts lie behind the tokens */
     r->out = b->n_out;
     r->n_out = 0;
-    if (r->info.kind == LR_REQ_LOGITS) b->hidden = e->hidden;
+    if (r->info.kind == LR_REQ_LOGITS || (r->spec && r->spec->hidden)) b->hidden = e->hidden;
     for (int i = 0; i < n; i++) {
         if (pos + i < from) continue;
         e->out_rows[b->n_out++] = b->n_rows + i;

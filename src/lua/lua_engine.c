@@ -602,6 +602,7 @@ void lr_lua_open_engine(lua_State *L)
                                               {"request", lr_lua_engine_request},
                                               {"set_policy", lr_lua_engine_set_policy},
                                               {"set_draft", lr_lua_engine_set_draft},
+                                              {"set_heads", lr_lua_engine_set_heads},
                                               {"pace", lr_lua_engine_pace},
                                               {"close", engine_close},
                                               {NULL, NULL}};

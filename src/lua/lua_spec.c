@@ -60,7 +60,8 @@ static void read_method(lua_State *L, int idx, lr_spec_choice *c)
 {
     int m = lr_spec_method_parse(lua_tostring(L, idx));
     if (m < 0 || m == LR_SPEC_GIVEN)
-        luaL_error(L, "draft: '%s' is no method: \"ngram\", \"suffix\", \"draft\", \"early_exit\" or \"off\"",
+        luaL_error(L,
+                   "draft: '%s' is no method: \"ngram\", \"suffix\", \"draft\", \"early_exit\", \"heads\" or \"off\"",
                    lua_tostring(L, idx));
     c->method = (lr_spec_method)m;
 }
@@ -240,7 +241,7 @@ void **lr_lua_read_spec(lua_State *L, int idx, lr_spec_params *p)
     *p = lr_spec_defaults((lr_spec_method)m);
     p->k = lr_lua_opt_i32(L, idx, "k", 0);
     p->fixed = lr_lua_opt_bool(L, idx, "fixed", false);
-    p->branches = lr_lua_opt_i32(L, idx, "branches", 1);
+    p->branches = lr_lua_opt_i32(L, idx, "branches", 0);
     p->min_match = lr_lua_opt_i32(L, idx, "min_match", p->min_match);
     p->max_match = lr_lua_opt_i32(L, idx, "max_match", p->max_match > p->min_match ? p->max_match : p->min_match);
     p->layers = lr_lua_opt_i32(L, idx, "layers", 0);
@@ -294,6 +295,15 @@ int lr_lua_engine_set_draft(lua_State *L)
     m->model = NULL;
     lua_pushvalue(L, 2);
     lua_setiuservalue(L, 1, 3); /* keeps its file */
+    lua_pushboolean(L, 1);
+    return 1;
+}
+
+/* e:set_heads(path) -> true; nil, text, code */
+int lr_lua_engine_set_heads(lua_State *L)
+{
+    lr_error err;
+    if (lr_engine_set_heads(lr_lua_check_engine(L, 1)->e, luaL_checkstring(L, 2), &err)) return lr_lua_fail(L, &err);
     lua_pushboolean(L, 1);
     return 1;
 }

@@ -16,8 +16,8 @@
 
 enum { WAIT_FIRST = 16, WAIT_MODEL = 24, WAIT_MOST = 4096, STALE = 4096 };
 
-static const double PRIOR[LR_SPEC_METHODS][LR_PACE_CLASSES] = {{0, 0, 0},          {0.4, 0.6, 0.8}, {0.4, 0.6, 0.8},
-                                                               {0.85, 0.85, 0.85}, {0.7, 0.7, 0.7}, {0.6, 0.6, 0.6}};
+static const double PRIOR[LR_SPEC_METHODS][LR_PACE_CLASSES] = {
+    {0, 0, 0}, {0.4, 0.6, 0.8}, {0.4, 0.6, 0.8}, {0.85, 0.85, 0.85}, {0.7, 0.7, 0.7}, {0.6, 0.6, 0.6}, {0.5, 0.5, 0.5}};
 #define PRIOR_WEIGHT 12.0
 #define PRIOR_SIDE   0.3
 
@@ -72,7 +72,7 @@ static double time_of(const struct lr_pace_time *table, uint32_t now, int rows)
 double lr_pace_step_time(const lr_pace *p, int rows) { return time_of(p->step, p->now, rows); }
 
 /* A pass before one was seen, as a part of a step. */
-static double first_guess(lr_spec_method m) { return m == LR_SPEC_DRAFT ? 0.35 : 0.5; }
+static double first_guess(lr_spec_method m) { return m == LR_SPEC_DRAFT ? 0.35 : m == LR_SPEC_HEADS ? 0.2 : 0.5; }
 
 double lr_pace_pass_time(const lr_pace *p, lr_spec_method m, int rows)
 {
@@ -173,6 +173,7 @@ static double rate(const lr_pace *p, const lr_pace_item *items, const double *a,
         tokens += sum;
         drafts += k;
         lr_spec_method m = items[i].method;
+        if (m == LR_SPEC_HEADS) depth[m][0] += k > 0; /* one pass has all places */
         if (!lr_spec_has_passes(m) || k == 0) continue;
         for (int j = 0; j < k; j++) depth[m][j]++;
         if (items[i].behind > 2) {
@@ -192,14 +193,14 @@ static double rate(const lr_pace *p, const lr_pace_item *items, const double *a,
 static double marginal(const lr_pace *p, lr_spec_method m, int rows, int n)
 {
     double row = (lr_pace_step_time(p, rows + 4) - lr_pace_step_time(p, rows)) / 4;
-    return lr_pace_pass_time(p, m, n) / n + (row > 0 ? row : 0);
+    return (m == LR_SPEC_HEADS ? 0 : lr_pace_pass_time(p, m, n) / n) + (row > 0 ? row : 0);
 }
 
 /* One that has had no draft for long gets one token, so that its chance is known. */
 static void probe(lr_pace_item *it, int n)
 {
     lr_pace_odds *o = it->odds;
-    uint32_t first = lr_spec_has_passes(it->method) ? WAIT_MODEL : WAIT_FIRST;
+    uint32_t first = lr_spec_has_passes(it->method) || it->method == LR_SPEC_HEADS ? WAIT_MODEL : WAIT_FIRST;
     if (it->k > 0) {
         o->idle = o->wait = 0;
         return;
@@ -235,7 +236,7 @@ void lr_pace_choose(const lr_pace *p, lr_pace_item *items, int n, int rows, int 
         items[i].k = places(&items[i], a[i], h, &sum);
         items[i].bar = 0;
         items[i].least = h;
-        if (items[i].k > 0 && lr_spec_has_passes(items[i].method)) {
+        if (items[i].k > 0 && (lr_spec_has_passes(items[i].method) || items[i].method == LR_SPEC_HEADS)) {
             items[i].k = items[i].most; /* it knows how sure it is, token by token */
             items[i].bar = marginal(p, items[i].method, rows + n, models[items[i].method]) * best;
         }

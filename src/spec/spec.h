@@ -8,6 +8,7 @@
  *   suffix   the same by the longest suffix that ever stood before, in a suffix automaton of the text and, if there is
  *            one, of a memory that sessions share
  *   exit     the model's own first layers (driven by the engine, whose KV they share)
+ *   heads    heads trained for the model guess from its last hidden row; their best guesses are a tree
  *   draft    a smaller model of the same vocabulary, with KV blocks of its own; drafts of many sequences run together
  *
  * lr_pace measures what steps and draft passes cost and how often drafts are right, and says how many pay.
@@ -24,8 +25,9 @@ typedef enum lr_spec_method {
     LR_SPEC_DRAFT,
     LR_SPEC_GIVEN, /* tokens that somebody names */
     LR_SPEC_EXIT,  /* the model's own first layers (model/part.h) */
+    LR_SPEC_HEADS, /* heads that were trained for the model (model/heads.h) */
 } lr_spec_method;
-#define LR_SPEC_METHODS 6
+#define LR_SPEC_METHODS 7
 
 /* Whether a forward pass is run for each place of its drafts. */
 static inline bool lr_spec_has_passes(lr_spec_method m) { return m == LR_SPEC_DRAFT || m == LR_SPEC_EXIT; }
@@ -63,6 +65,10 @@ typedef struct lr_spec_tree {
 /* Puts the nodes in the order of a walk that takes first children first; drops nodes without a parent, and puts
  * siblings of the same token together. */
 void lr_spec_tree_order(lr_spec_tree *);
+/* A tree of guesses: place i (< places) has `wide` of them, ids[i * wide ..], with their chances, the best first. Takes
+ * the likeliest ways, each step at its chance, at most k nodes and none whose chance is below `least`. */
+void lr_spec_tree_best(lr_spec_tree *, const int32_t *ids, const float *chance, int places, int wide, int k,
+                       double least);
 /* The child of a node (-1 = the root) with this token, -1 = none. */
 int lr_spec_tree_child(const lr_spec_tree *, int node, int32_t token);
 /* Whether `above` is the node or one of those that lead to it (ordered trees; -1 is above all). */

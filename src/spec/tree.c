@@ -61,6 +61,31 @@ void lr_spec_tree_order(lr_spec_tree *t)
     t->run_first[t->n_runs] = n;
 }
 
+void lr_spec_tree_best(lr_spec_tree *t, const int32_t *ids, const float *chance, int places, int wide, int k,
+                       double least)
+{
+    int depth[LR_SPEC_MAX + 1] = {0}, next[LR_SPEC_MAX + 1] = {0}; /* [0]: the root; next: its first guess not taken */
+    double sure[LR_SPEC_MAX + 1];
+    sure[0] = 1;
+    for (t->n = 0; t->n < k && t->n < LR_SPEC_MAX;) {
+        double best = 0;
+        int at = -1;
+        for (int i = 0; i <= t->n; i++) {
+            if (depth[i] == places || next[i] == wide) continue;
+            double c = sure[i] * (double)chance[depth[i] * wide + next[i]];
+            if (c <= best) continue;
+            best = c;
+            at = i;
+        }
+        if (at < 0 || best < least) return;
+        t->token[t->n] = ids[depth[at] * wide + next[at]++];
+        t->parent[t->n++] = at - 1;
+        depth[t->n] = depth[at] + 1;
+        next[t->n] = 0;
+        sure[t->n] = best;
+    }
+}
+
 int lr_spec_tree_child(const lr_spec_tree *t, int node, int32_t token)
 {
     for (int i = node + 1; i < t->n; i++)

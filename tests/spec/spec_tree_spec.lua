@@ -280,7 +280,7 @@ describe("a tree of drafts on the kernels", function()
         for _, kv in ipairs { { type = "f16", block_size = 16 }, { type = "f32", block_size = 5 },
             { type = "q8_0", block_size = 32 }, { type = "q4_0", value_type = "f16", block_size = 16 } } do
             kv.blocks = 128
-            local m <close> = llm.load(path, { ctx = 256, kv = kv })
+            local m <close> = llm.load(path, { threads = 1, ctx = 256, kv = kv })
             local prompt = ("a long prompt, so that a step of 64 positions ends within the text; "):rep(slow and 1 or 2)
             local o = { max_tokens = slow and 20 or 60, temperature = 1, seed = 7, logprobs = 2, ignore_eos = true }
             local right = run(m, o, prompt)
