@@ -1,0 +1,68 @@
+-- Text that a model writes, and its final hidden row behind each token: what scripts/train_medusa learns from.
+--
+--   llmrun scripts/train_medusa.lua MODEL OUT TOKENS
+--
+-- OUT holds, for each text, a count n, n token ids (int32) and n rows of floats: row i is the one behind token i. The
+-- texts are answers to questions made of a list of tasks and a list of subjects, drawn greedily, 32 at a time.
+
+local llm = require "llmrun"
+local runner = require "llmrun.runner"
+
+local model <close> = llm.load(arg[1], { ctx = 512, max_seqs = 32 })
+local out = assert(io.open(arg[2], "wb"))
+local want = assert(math.tointeger(arg[3]))
+
+local tasks = {
+    "Write a short story about %s.", "Explain %s to a child.", "List five facts about %s.",
+    "Write a Python function that has to do with %s.", "What are the advantages and disadvantages of %s?",
+    "Write a letter to a friend about %s.", "Describe %s step by step.", "Write a poem about %s.",
+    "Summarize the history of %s.", "Give me three tips about %s.", "Write a JSON object that describes %s.",
+    "Compare %s with something similar.", "Why is %s important?", "Write a dialogue between two people about %s.",
+}
+local subjects = {
+    "a lighthouse", "photosynthesis", "sorting a list", "the French Revolution", "bicycles", "baking bread", "volcanoes",
+    "a lost dog", "compound interest", "electric cars", "prime numbers", "the moon", "gardening", "chess", "a rainy day",
+    "the human heart", "recursion", "a train journey", "coffee", "whales", "the stock market", "a haunted house",
+    "binary search", "rivers", "music lessons", "vaccines", "solar panels", "a birthday party", "databases", "penguins",
+}
+
+local ends = {}
+for _, id in ipairs(model.info.eog) do ends[id] = true end
+
+-- The row behind the session's last token, and the likeliest next one.
+local function step(s)
+    local op = assert(model.runner:submit("train_medusa", s.seq, { kind = "logits" }))
+    local guard <close> = setmetatable({}, { __close = function() op:close() end }) -- luacheck: ignore 211
+    op:wait(runner.DONE)
+    local info = op.req:info()
+    if info.state == "failed" then error(info.error) end
+    return assert(op.req:hidden(), "the model tells no hidden rows"), op.req:logits():argmax()
+end
+
+local done, started = 0, os.time()
+local function write(prompt)
+    if done >= want then return end
+    local s <close> = model:session()
+    s:user(prompt)
+    s:logits() -- opens the answer
+    local ids, rows = { s.tokens[s.len] }, {}
+    for n = 1, 256 do
+        local row, id = step(s)
+        rows[n] = row
+        if ends[id] then break end
+        ids[n + 1] = id
+        s:append(id)
+    end
+    ids[#rows + 1] = nil
+    out:write(string.pack("<i4", #rows), string.pack("<" .. ("i4"):rep(#ids), table.unpack(ids)), table.concat(rows))
+    done = done + #rows
+    io.stderr:write(("\r%d of %d tokens, %d s "):format(done, want, os.time() - started))
+end
+
+local prompts = {}
+for i = 0, #tasks * #subjects - 1 do -- each task and subject meet once, in an order that mixes both
+    prompts[#prompts + 1] = tasks[i % #tasks + 1]:format(subjects[(i + i // #tasks) % #subjects + 1])
+end
+llm.map(prompts, write, { concurrency = 32 })
+io.stderr:write "\n"
+out:close()
