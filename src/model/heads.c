@@ -89,11 +89,14 @@ static int add_weight(lr_heads *h, head *to, const lr_safetensors_tensor *t, int
 static int read_head(lr_heads *h, bool *more, lr_error *err)
 {
     int width = h->g->base.n_embd, n_vocab = h->g->base.n_vocab, i = h->n, b = 0, n_ops = 0, rc = 0, x = 1;
-    int widths[3 * BLOCKS_MAX + 3];
+    int widths[3 * BLOCKS_MAX + 3], routes[3 * BLOCKS_MAX + 3];
     lr_op ops[3 * BLOCKS_MAX + 3];
     head *to = &h->heads[i];
     const lr_safetensors_tensor *w, *bias;
-    for (int v = 0; v < 3 * BLOCKS_MAX + 3; v++) widths[v] = width;
+    for (int v = 0; v < 3 * BLOCKS_MAX + 3; v++) {
+        widths[v] = width;
+        routes[v] = -1;
+    }
     ops[n_ops++] = (lr_op){.kind = LR_OP_INPUT, .in = {-1, -1}, .out = 0};
     ops[n_ops++] = (lr_op){.kind = LR_OP_ROWS, .in = {0, -1}, .out = 1};
     for (; !rc && b < BLOCKS_MAX && (w = find(h, i, b, "linear.weight")); b++) {
@@ -119,7 +122,7 @@ static int read_head(lr_heads *h, bool *more, lr_error *err)
         ops[n_ops++] = (lr_op){.kind = LR_OP_LINEAR, .in = {x, -1}, .out = x + 1, .w = to->w[to->n_w - 1]};
         widths[++x] = n_vocab;
     }
-    lr_program p = {x + 1, widths, n_ops, ops, x, -1};
+    lr_program p = {x + 1, widths, routes, n_ops, ops, x, -1};
     return h->g->be->ops->compile(h->g->be, &p, h->g->kv, h->max_rows, h->max_rows, &to->plan, err);
 }
 
@@ -134,18 +137,22 @@ static int compile_tail(lr_heads *h, lr_error *err)
         return lr_fail(err, LR_EUNSUPPORTED, "the model has no matrix behind its rows");
     lr_op *ops = lr_malloc((size_t)(n + 2) * sizeof *ops);
     int *width = lr_malloc((size_t)(g->n_values + 1) * sizeof *width), rc;
-    if (ops && width) {
+    int *route = lr_malloc((size_t)(g->n_values + 1) * sizeof *route);
+    if (ops && width && route) {
+        memcpy(route, g->route, (size_t)g->n_values * sizeof *route);
+        route[g->n_values] = -1;
         memcpy(width, g->width, (size_t)g->n_values * sizeof *width);
         width[g->n_values] = width[g->hidden];
         ops[0] = (lr_op){.kind = LR_OP_INPUT, .in = {-1, -1}, .out = g->n_values};
         ops[1] = (lr_op){.kind = LR_OP_ROWS, .in = {g->n_values, -1}, .out = g->hidden};
         memcpy(ops + 2, g->ops + from + 1, (size_t)n * sizeof *ops);
-        lr_program p = {g->n_values + 1, width, n + 2, ops, g->logits, -1};
+        lr_program p = {g->n_values + 1, width, route, n + 2, ops, g->logits, -1};
         rc = g->be->ops->compile(g->be, &p, g->kv, rows, rows, &h->tail, err);
     } else {
         rc = lr_fail(err, LR_ENOMEM, "no memory for heads");
     }
     lr_free(width);
+    lr_free(route);
     lr_free(ops);
     return rc;
 }

@@ -86,17 +86,20 @@ int lr_part_exit(lr_part **out, lr_model *m, int layers, int max_rows, int max_o
     lr_part *p = lr_calloc(1, sizeof *p);
     lr_op *ops = lr_malloc((size_t)n * sizeof *ops);
     int *width = lr_malloc((size_t)(g->n_values + 1) * sizeof *width);
-    if (p && ops && width) {
+    int *route = lr_malloc((size_t)(g->n_values + 1) * sizeof *route);
+    if (p && ops && width && route) {
         int from = g->ops[last].out, to = g->ops[exit].out;
         memcpy(width, g->width, (size_t)g->n_values * sizeof *width);
         width[rows] = width[to];
+        memcpy(route, g->route, (size_t)g->n_values * sizeof *route);
+        route[rows] = -1;
         memcpy(ops, g->ops, (size_t)(exit + 1) * sizeof *ops);
         ops[exit + 1] = (lr_op){.kind = LR_OP_ROWS, .in = {to, -1}, .out = rows};
         memcpy(ops + exit + 2, g->ops + last + 1, (size_t)tail * sizeof *ops);
         for (int i = exit + 2; i < n; i++)
             for (int k = 0; k < 2; k++)
                 if (ops[i].in[k] == from) ops[i].in[k] = rows;
-        lr_program prog = {g->n_values + 1, width, n, ops, g->logits, -1};
+        lr_program prog = {g->n_values + 1, width, route, n, ops, g->logits, -1};
         p->g = g;
         rc = g->be->ops->compile(g->be, &prog, g->kv, max_rows, max_out, &p->plan, err);
     } else {
@@ -104,6 +107,7 @@ int lr_part_exit(lr_part **out, lr_model *m, int layers, int max_rows, int max_o
     }
     lr_free(ops);
     lr_free(width);
+    lr_free(route);
     if (rc) {
         lr_part_free(p);
         return rc;
