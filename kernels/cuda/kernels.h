@@ -8,7 +8,7 @@
  * gaps, unless told otherwise.
  *
  * A row whose seq is < 0 is padding (a graph's bucket is larger than the batch): it is skipped, its outputs are left as
- * they were or filled with finite nonsense, never read by others.
+ * they were or filled with nonsense, never read by others.
  *
  * Promise 1: every sum of a row is taken in an order that depends on that row alone (its position and the shapes of the
  * model), whatever the number of rows, tiles, blocks and splits. No float is ever added by an atomic.
@@ -51,8 +51,9 @@ cudaError_t lr_cu_rows(const float *x, int m, int k, lr_cu_out out, cudaStream_t
 
 /* ---- products with weights: y = x w^T + bias ---- */
 
-/* A weight as it lies in the file: n rows of k values of `type` (lr_dtype), row_bytes apart (a multiple of 2; of 4 for
- * F32), the first aligned to 16 bytes. k is a multiple of the type's block. 16 readable bytes follow the last row. */
+/* A weight as it lies in the file: n rows of k values of `type` (lr_dtype), row_bytes apart, the first
+ * aligned to 16 bytes. k is a multiple of the type's block, and of 8 for products. 16 readable bytes follow the last
+ * row. */
 typedef struct lr_cu_weight {
     const void *data;
     int type, n, k;
@@ -154,11 +155,11 @@ typedef struct lr_cu_rope {
     int n_heads, head_dim, n_rot;
     bool interleaved;
     float attn_scale;
-    const float *freq; /* (n_rot / 2) */
+    const double *freq; /* (n_rot / 2); double, as angles grow to a million times a turn */
 } lr_cu_rope;
 
-/* Host: freq[i] = freq_scale * base^(-2i/n_rot) / factors[i], in double, rounded once; factors (host) or NULL. */
-void lr_cu_rope_freq(float base, float freq_scale, const float *factors, int n_rot, float *freq);
+/* Host: freq[i] = freq_scale * base^(-2i/n_rot) / factors[i]; factors (host) or NULL. */
+void lr_cu_rope_freq(float base, float freq_scale, const float *factors, int n_rot, double *freq);
 
 /* x (rows, n_heads * head_dim) -> out.f32; the same place or another. */
 cudaError_t lr_cu_rope_rows(const lr_cu_rope *, const float *x, const lr_cu_rows_at *, float *out, cudaStream_t);
@@ -190,16 +191,18 @@ typedef struct lr_cu_tile {
 } lr_cu_tile;
 
 /* Host: the most rows a tile of `wide` attention may have, at least 1. */
-int lr_cu_attn_tile_rows(int n_heads, int n_kv_heads, bool wide);
-/* Bytes of workspace for n_rows rows over contexts of up to max_slots. */
+int lr_cu_attn_tile_rows(int n_heads, int n_kv_heads, int head_dim, bool wide);
+/* Bytes of workspace for tiles of n_rows rows over contexts of up to max_slots; 0 up to LR_CU_CHUNK. Wide tiles need
+ * none. */
 size_t lr_cu_attn_work(int n_rows, int n_heads, int head_dim, int max_slots);
 /* out (rows, n_heads * head_dim) = attention of q over the KV of the rows' sequences. tiles: n_tiles of them (n = 0:
- * none), that cover each row once; NULL: each row is one (n_tiles = n_rows). wide: tiles of up to
+ * none), of any of the rows; NULL: rows first_row .. first_row + n_tiles - 1 are one each. Rows from first_row to
+ * first_row + n_rows of lr_cu_attn_work have workspace. wide: tiles of up to
  * lr_cu_attn_tile_rows(.., true) rows, for prompts; else up to those of false, for decoding. max_slots: the grid
  * reaches over slots 0 .. max_slots-1; a row's bits depend on neither. A row that sees nothing gives zeros. */
 cudaError_t lr_cu_attn_rows(const lr_cu_attn *, const lr_cu_kv *, const float *q, const lr_cu_rows_at *,
-                            const lr_cu_tile *tiles, int n_tiles, bool wide, int max_slots, lr_cu_out out, void *work,
-                            cudaStream_t);
+                            const lr_cu_tile *tiles, int n_tiles, int first_row, bool wide, int max_slots, float *out,
+                            void *work, cudaStream_t);
 
 /* ---- from logits to tokens ---- */
 

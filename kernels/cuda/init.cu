@@ -1,0 +1,12 @@
+// init.cu - what has to be said to the device once.
+#include "cu_port.h"
+#include "cuda/kernels.h"
+
+cudaError_t cu_init_linear(); // linear.cu
+cudaError_t cu_init_attn();   // attn.cu
+
+extern "C" cudaError_t lr_cu_init(void)
+{
+    cudaError_t e = cu_init_linear();
+    return e ? e : cu_init_attn();
+}
