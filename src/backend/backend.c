@@ -1,14 +1,32 @@
 /* backend.c - finds the backend of a device name. */
 #include "backend/backend.h"
 #include "backend/backend_int.h"
+#include "backend/plugin.h"
 #include "cpu/cpu.h"
+#include <stdlib.h>
 #include <string.h>
+
+/* "cuda" and "cuda:0" are 0, "cuda:12" is 12; -1 = something else. */
+static int cuda_index(const char *device)
+{
+    if (strncmp(device, "cuda", 4) != 0) return -1;
+    if (!device[4]) return 0;
+    size_t digits = strspn(device + 5, "0123456789");
+    return device[4] == ':' && digits > 0 && digits < 5 && !device[5 + digits] ? atoi(device + 5) : -1;
+}
+
+/* What only the CPU has is asked for. */
+static bool wants_cpu(const lr_backend_config *cfg) { return cfg->isa || cfg->compute == LR_COMPUTE_INT8; }
 
 int lr_backend_new(lr_backend **out, const lr_backend_config *cfg, lr_error *err)
 {
-    const char *device = cfg->device ? cfg->device : "auto";
+    const char *device = cfg->device ? cfg->device : "auto", *env = getenv("LLMRUN_DEVICE");
+    if (strcmp(device, "auto") == 0 && env && *env) device = env;
+    int index = cuda_index(device);
+    if (index >= 0) return lr_backend_cuda(out, cfg, index, err);
+    if (strcmp(device, "auto") == 0 && !wants_cpu(cfg) && lr_backend_cuda(out, cfg, 0, err) == 0) return 0;
     if (strcmp(device, "cpu") == 0 || strcmp(device, "auto") == 0) return lr_backend_cpu(out, cfg, err);
-    return lr_fail(err, LR_EINVAL, "device '%s' is not known: use \"cpu\" or \"auto\"", device);
+    return lr_fail(err, LR_EINVAL, "device '%s' is not known: use \"cpu\", \"cuda:N\" or \"auto\"", device);
 }
 
 void lr_backend_free(lr_backend *b)

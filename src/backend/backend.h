@@ -197,7 +197,8 @@ typedef enum lr_compute {
 } lr_compute;
 
 typedef struct lr_backend_config {
-    const char *device; /* "cpu", "cuda:0", "auto" */
+    const char *device; /* "cpu", "cuda:0"; "auto" or NULL: LLMRUN_DEVICE, else the first GPU if one can be used, else
+                         * the CPU */
     int threads;        /* 0 = all cores this process may use */
     const char *isa;    /* "scalar", "avx2", "avx512", "amx", or NULL = the best there is (LLMRUN_ISA overrides) */
     lr_compute compute;

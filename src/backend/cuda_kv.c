@@ -1,0 +1,129 @@
+/* cuda_kv.c - the KV store on a device: one allocation a block group, blocks contiguous over the group's layers.
+ *
+ * A block is the layers' parts one behind the other, keys before values; the kernels know a part's layout. Blocks that
+ * leave the device or come to it (swap, snapshots) go as they are. Copies are ordered with the forward pass by the
+ * backend's one stream.
+ */
+#include "backend/cuda_int.h"
+#include "base/mem.h"
+#include <stdio.h>
+
+static cuda_backend *self(const lr_backend *b) { return (cuda_backend *)b; }
+
+static void note(lr_kv_store *kv, cudaError_t e)
+{
+    if (e && !kv->failed) kv->failed = (int)e; /* these calls can't fail: the next forward pass says it */
+}
+
+void lr_cuda_kv_free(lr_backend *b, lr_kv_store *kv)
+{
+    if (!kv) return;
+    cudaSetDevice(self(b)->index);
+    cudaStreamSynchronize(self(b)->stream);
+    for (int g = 0; g < LR_KV_GROUPS; g++) {
+        if (!kv->base[g]) continue;
+        cudaFree(kv->base[g]);
+        self(b)->bytes_kv -= (size_t)kv->n_blocks[g] * kv->block_bytes[g];
+    }
+    lr_free(kv->layers);
+    lr_free(kv);
+}
+
+static int lay_out(lr_kv_store *kv, const lr_kv_spec *s, lr_error *err)
+{
+    for (int i = 0; i < s->n_layers; i++) {
+        cuda_kv_layer *l = &kv->layers[i];
+        *l = (cuda_kv_layer){.shape = s->layers[i],
+                             .k_type = lr_kv_layer_type(s->type, i),
+                             .v_type = lr_kv_layer_type(s->value_type, i)};
+        int g = l->shape.group;
+        size_t k = lr_cuda_kv_part(l, s->block_size, true), v = lr_cuda_kv_part(l, s->block_size, false);
+        if (!k || !v)
+            return lr_fail(err, LR_EUNSUPPORTED, "KV of types %s and %s with heads of %d is nothing that CUDA does",
+                           lr_dtype_name(l->k_type), lr_dtype_name(l->v_type), l->shape.head_dim);
+        l->k_at = kv->block_bytes[g];
+        l->v_at = l->k_at + k;
+        kv->block_bytes[g] = l->v_at + v;
+    }
+    return 0;
+}
+
+static int allocate(cuda_backend *be, lr_kv_store *kv, int g, lr_error *err)
+{
+    size_t bytes;
+    char what[80];
+    if (!kv->n_blocks[g] || !kv->block_bytes[g]) return 0;
+    if (!lr_mul((size_t)kv->n_blocks[g], kv->block_bytes[g], &bytes))
+        return lr_fail(err, LR_EINVAL, "%d KV blocks are too many", kv->n_blocks[g]);
+    snprintf(what, sizeof what, "a pool of %d KV blocks", kv->n_blocks[g]);
+    int rc = lr_cuda_alloc(be, &kv->base[g], bytes, what, err);
+    if (rc) return rc;
+    be->bytes_kv += bytes;
+    /* what was never written is read by nobody, but a NaN in it must not get through a weight of zero */
+    cudaError_t e = cudaMemsetAsync(kv->base[g], 0, bytes, be->stream);
+    return e ? lr_cuda_failed(be, (int)e, "clearing KV blocks", err) : 0;
+}
+
+int lr_cuda_kv_new(lr_backend *b, const lr_kv_spec *s, lr_kv_store **out, lr_error *err)
+{
+    if (s->block_size < 1 || s->block_size > 256)
+        return lr_fail(err, LR_EINVAL, "KV block size %d is not in 1..256", s->block_size);
+    int bad = lr_cuda_kv_type_good(s->type) ? s->value_type : s->type;
+    if (!lr_cuda_kv_type_good(bad))
+        return lr_fail(err, LR_EUNSUPPORTED, "KV type %s is not one that CUDA has: " LR_CUDA_KV_TYPES,
+                       lr_dtype_name(bad) ? lr_dtype_name(bad) : "?");
+    lr_kv_store *kv = lr_calloc(1, sizeof *kv);
+    if (kv) kv->layers = lr_calloc((size_t)s->n_layers, sizeof *kv->layers);
+    if (!kv || !kv->layers) {
+        lr_free(kv);
+        return lr_fail(err, LR_ENOMEM, "no memory for the KV store");
+    }
+    cudaSetDevice(self(b)->index);
+    kv->n_layers = s->n_layers;
+    kv->block_size = s->block_size;
+    int rc = lay_out(kv, s, err);
+    for (int g = 0; g < LR_KV_GROUPS && !rc; g++) {
+        kv->n_blocks[g] = s->n_blocks[g];
+        rc = allocate(self(b), kv, g, err);
+    }
+    if (rc) {
+        lr_cuda_kv_free(b, kv);
+        return rc;
+    }
+    *out = kv;
+    return 0;
+}
+
+static char *block_at(const lr_kv_store *kv, int g, int block)
+{
+    return (char *)kv->base[g] + (size_t)block * kv->block_bytes[g];
+}
+
+void lr_cuda_kv_copy(lr_backend *b, lr_kv_store *kv, int g, int dst, int src)
+{
+    cudaSetDevice(self(b)->index);
+    note(kv, cudaMemcpyAsync(block_at(kv, g, dst), block_at(kv, g, src), kv->block_bytes[g], cudaMemcpyDeviceToDevice,
+                             self(b)->stream));
+}
+
+size_t lr_cuda_kv_block_bytes(const lr_backend *b, const lr_kv_store *kv, int g)
+{
+    (void)b;
+    return kv->block_bytes[g];
+}
+
+void lr_cuda_kv_read(lr_backend *b, lr_kv_store *kv, int g, int block, void *dst)
+{
+    cudaStream_t s = self(b)->stream;
+    cudaSetDevice(self(b)->index);
+    cudaError_t e = cudaMemcpyAsync(dst, block_at(kv, g, block), kv->block_bytes[g], cudaMemcpyDeviceToHost, s);
+    note(kv, e ? e : cudaStreamSynchronize(s));
+}
+
+void lr_cuda_kv_write(lr_backend *b, lr_kv_store *kv, int g, int block, const void *src)
+{
+    cudaStream_t s = self(b)->stream;
+    cudaSetDevice(self(b)->index);
+    cudaError_t e = cudaMemcpyAsync(block_at(kv, g, block), src, kv->block_bytes[g], cudaMemcpyHostToDevice, s);
+    note(kv, e ? e : cudaStreamSynchronize(s));
+}

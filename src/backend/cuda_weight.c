@@ -1,0 +1,158 @@
+/* cuda_weight.c - weights go to the device once, in the order the graph asks for them, through two pinned buffers:
+ * while one is on its way, the next piece of the mapped file is read into the other. The host keeps no copy.
+ *
+ * A tensor that is both embedding and output head lies on the device once: weights of the same bytes share them.
+ */
+#include "backend/cuda_int.h"
+#include "base/mem.h"
+#include <string.h>
+
+enum { PIECE = 16 << 20 };
+
+struct cuda_bytes {
+    const void *from; /* the mapped file's bytes: what two weights share */
+    size_t bytes;
+    int uses;
+    char *at; /* on the device */
+    cuda_bytes *next;
+};
+
+/* ---- the way to the device ---- */
+
+static int open_pipe(cuda_backend *be, lr_error *err)
+{
+    for (int i = 0; i < 2 && !be->pin[1]; i++) {
+        cudaError_t e = cudaMallocHost(&be->pin[i], PIECE);
+        if (!e) e = cudaEventCreateWithFlags(&be->pin_free[i], cudaEventDisableTiming);
+        if (e) return lr_cuda_failed(be, (int)e, "32 MiB of pinned memory", err);
+    }
+    return 0;
+}
+
+void lr_cuda_upload_close(cuda_backend *be)
+{
+    for (int i = 0; i < 2; i++) {
+        if (be->pin_free[i]) cudaEventDestroy(be->pin_free[i]);
+        if (be->pin[i]) cudaFreeHost(be->pin[i]);
+        be->pin[i] = NULL;
+        be->pin_free[i] = NULL;
+    }
+}
+
+/* Host memory -> device. What was queued is still under way at the return; the source may go. */
+static int upload(cuda_backend *be, char *dst, const char *src, size_t n, lr_error *err)
+{
+    int rc = open_pipe(be, err);
+    for (size_t done = 0; done < n && !rc; done += PIECE) {
+        size_t part = n - done < PIECE ? n - done : PIECE;
+        int i = be->pin_next;
+        be->pin_next = 1 - i;
+        cudaError_t e = cudaEventSynchronize(be->pin_free[i]); /* done at once if it was never recorded */
+        if (!e) {
+            memcpy(be->pin[i], src + done, part);
+            e = cudaMemcpyAsync(dst + done, be->pin[i], part, cudaMemcpyHostToDevice, be->stream);
+        }
+        if (!e) e = cudaEventRecord(be->pin_free[i], be->stream);
+        if (e) rc = lr_cuda_failed(be, (int)e, "copying weights", err);
+    }
+    return rc;
+}
+
+/* ---- shared bytes ---- */
+
+static void put_back(cuda_backend *be, cuda_bytes *b)
+{
+    if (!b || --b->uses > 0) return;
+    cuda_bytes **p = &be->loaded;
+    while (*p && *p != b) p = &(*p)->next;
+    if (*p) *p = b->next;
+    if (b->at) cudaFree(b->at);
+    be->bytes_weights -= b->at ? b->bytes : 0;
+    lr_free(b);
+}
+
+/* The device's copy of n bytes; `from` NULL: a block of its own, shared with nobody, from `src`. */
+static int get(cuda_backend *be, const void *from, const void *src, size_t n, cuda_bytes **out, lr_error *err)
+{
+    for (cuda_bytes *b = be->loaded; b && from; b = b->next) {
+        if (b->from != from || b->bytes != n) continue;
+        b->uses++;
+        *out = b;
+        return 0;
+    }
+    cuda_bytes *b = lr_calloc(1, sizeof *b);
+    if (!b) return lr_fail(err, LR_ENOMEM, "no memory for a weight");
+    *b = (cuda_bytes){.from = from, .bytes = n, .uses = 1, .next = be->loaded};
+    be->loaded = b;
+    void *at = NULL;
+    int rc = lr_cuda_alloc(be, &at, n + LR_CUDA_SLACK, "a weight", err);
+    if (!rc) {
+        b->at = at;
+        be->bytes_weights += n;
+        rc = upload(be, b->at, src, n, err);
+    }
+    if (rc) {
+        put_back(be, b);
+        return rc;
+    }
+    *out = b;
+    return 0;
+}
+
+/* ---- weights ---- */
+
+static int vector(cuda_backend *be, lr_weight *w, const lr_tensor *t, lr_error *err)
+{
+    size_t n = (size_t)w->n * (size_t)w->k;
+    float *f = lr_malloc(n * sizeof *f);
+    if (!f) return lr_fail(err, LR_ENOMEM, "no memory for %zu values", n);
+    lr_dtype_to_f32(t->type, t->data, f, n);
+    w->type = LR_F32;
+    w->row_bytes = (size_t)w->k * sizeof *f;
+    int rc = get(be, NULL, f, n * sizeof *f, &w->bytes, err);
+    lr_free(f);
+    return rc;
+}
+
+void lr_cuda_weight_free(lr_backend *b, lr_weight *w)
+{
+    if (!w) return;
+    cudaSetDevice(((cuda_backend *)b)->index);
+    put_back((cuda_backend *)b, w->bytes);
+    lr_free(w);
+}
+
+int lr_cuda_weight_new(lr_backend *b, const lr_tensor *t, bool linear, bool embed, lr_weight **out, lr_error *err)
+{
+    cuda_backend *be = (cuda_backend *)b;
+    int block = lr_dtype_block(t->type);
+    if (!block) return lr_fail(err, LR_EUNSUPPORTED, "unknown type %d", t->type);
+    int64_t k = t->ne[0], n = 1;
+    for (int i = 1; i < t->n_dims; i++) n *= t->ne[i];
+    if (k < 1 || n < 1 || k > 1 << 24 || n > 1 << 26 || k % block)
+        return lr_fail(err, LR_ESHAPE, "%lld x %lld values of type %s", (long long)n, (long long)k,
+                       lr_dtype_name(t->type));
+    lr_weight *w = lr_calloc(1, sizeof *w);
+    if (!w) return lr_fail(err, LR_ENOMEM, "no memory for a weight");
+    cudaSetDevice(be->index);
+    w->type = t->type;
+    w->n = (int)n;
+    w->k = (int)k;
+    w->row_bytes = (size_t)(k / block) * (size_t)lr_dtype_bytes(t->type);
+    int rc = 0;
+    if (linear || embed) {
+        rc = lr_cuda_type_good(be, t->type, linear, err);
+        if (!rc) rc = get(be, t->data, t->data, w->row_bytes * (size_t)n, &w->bytes, err);
+    } else {
+        rc = vector(be, w, t, err);
+    }
+    if (rc) {
+        lr_cuda_weight_free(b, w);
+        return rc;
+    }
+    w->data = lr_cuda_at(w->bytes);
+    *out = w;
+    return 0;
+}
+
+char *lr_cuda_at(const cuda_bytes *b) { return b->at; }
