@@ -28,8 +28,7 @@ for k, v in pairs(require("llmrun.model").engine_options) do load_options[k] = v
 
 --- Loads a model: a GGUF file, a folder with one, or a name that scripts/fetch_model knows.
 ---   device ("auto", "cpu", "cuda:0"), threads (0 = all), isa, compute ("fast"; "int8": activations of
----   8 bits; "bf16": needs AMX;
----   "f32": the exact reference path)
+---   8 bits; "bf16": needs AMX; "f32": the exact reference path; "loose": GPUs, cuBLAS for many rows)
 ---   arch: name, file or function of the layer graph; allow_unused: load although it leaves tensors unused
 ---   ctx: longest sequence; kv = { memory = 0.9 | bytes, blocks = n | "auto", type = "f16", block_size = 16,
 ---     prefix_cache = true, spill = "folder", spill_bytes = n }; max_batch_tokens, max_seqs, chunk, preempt,
@@ -46,9 +45,9 @@ function llm.load(name, opts)
     for k, v in pairs(opts or {}) do o[k] = v end
     if o.device == "auto" then o.device = nil end
     if o.compute == "fast" then o.compute = nil end
-    local modes = { fast = true, int8 = true, bf16 = true, f32 = true }
+    local modes = { fast = true, int8 = true, bf16 = true, f32 = true, loose = true }
     if o.compute and not modes[o.compute] then
-        errors.raise("llm.load", "compute: \"fast\", \"int8\", \"bf16\" or \"f32\" expected")
+        errors.raise("llm.load", "compute: \"fast\", \"int8\", \"bf16\", \"f32\" or \"loose\" expected")
     end
     local path = errors.check("llm.load", require("llmrun.catalog").find(name))
     local core_model, info = errors.check("llm.load", require("llmrun.loader").open(path, o))

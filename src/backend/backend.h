@@ -60,6 +60,40 @@ typedef enum lr_op_kind {
     LR_OP_MIX,      /* out = the sum over a row's slots in[0], times their weights in in[1], by rank */
 } lr_op_kind;
 
+/* The kind's name, for messages; no default, so that the compiler asks for that of a new kind. */
+static inline const char *lr_op_name(lr_op_kind kind)
+{
+    switch (kind) {
+    case LR_OP_EMBED:
+        return "embed";
+    case LR_OP_NORM:
+        return "norm";
+    case LR_OP_LINEAR:
+        return "linear";
+    case LR_OP_ROPE:
+        return "rope";
+    case LR_OP_KV:
+        return "kv";
+    case LR_OP_ATTN:
+        return "attention";
+    case LR_OP_ADD:
+        return "add";
+    case LR_OP_MUL:
+        return "mul";
+    case LR_OP_ACT:
+        return "act";
+    case LR_OP_GLU:
+        return "glu";
+    case LR_OP_SCALE:
+        return "scale";
+    case LR_OP_SOFTCAP:
+        return "softcap";
+    case LR_OP_ROWS:
+        return "rows";
+    }
+    return "?";
+}
+
 typedef struct lr_rope {
     int n_heads, head_dim, n_rot; /* n_rot <= head_dim, even */
     bool interleaved;             /* pairs (2i, 2i+1); else (i, i + n_rot/2) */
@@ -188,12 +222,14 @@ typedef struct lr_kv_store lr_kv_store;
 
 /* The arithmetic of matrix products. Results of one are bit-identical in any company; those of two are not. */
 typedef enum lr_compute {
-    LR_COMPUTE_FAST, /* activations in 11 bits where the kernels take them in the time of 8 (AMX), else in 8; a scale
-                      * for each 32 */
-    LR_COMPUTE_INT8, /* activations in 8 bits */
-    LR_COMPUTE_BF16, /* activations in bfloat16: nearer to exact; on CPUs with AMX prompts and batches are about 1.5
-                      * times as fast, single rows slower. LR_EUNSUPPORTED elsewhere */
-    LR_COMPUTE_F32,  /* the float32 reference: exact weights, scalar kernels, slow */
+    LR_COMPUTE_FAST,  /* activations in 11 bits where the kernels take them in the time of 8 (AMX), else in 8; a scale
+                       * for each 32 */
+    LR_COMPUTE_INT8,  /* activations in 8 bits */
+    LR_COMPUTE_BF16,  /* activations in bfloat16: nearer to exact; on CPUs with AMX prompts and batches are about 1.5
+                       * times as fast, single rows slower. LR_EUNSUPPORTED elsewhere */
+    LR_COMPUTE_F32,   /* the float32 reference: exact weights, scalar kernels, slow */
+    LR_COMPUTE_LOOSE, /* GPUs: whatever is fastest for the number of rows, cuBLAS among it; a row's bits then depend on
+                       * its batch. Elsewhere as FAST */
 } lr_compute;
 
 typedef struct lr_backend_config {
@@ -243,6 +279,8 @@ typedef struct lr_backend_ops {
     void (*memory)(const lr_backend *, size_t *weights, size_t *kv, size_t *work);
     /* One line about the kernels in use: "cpu avx512+vnni, 2 threads". Valid until free. */
     const char *(*describe)(const lr_backend *);
+    /* Bytes of the device's memory that are free now; NULL where KV lies in the machine's. */
+    size_t (*room)(const lr_backend *);
 } lr_backend_ops;
 
 struct lr_backend {

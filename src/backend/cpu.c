@@ -298,7 +298,7 @@ int lr_backend_cpu(lr_backend **out, const lr_backend_config *cfg, lr_error *err
     be->k = k;
     be->exact = cfg->compute == LR_COMPUTE_F32;
     be->bf16 = cfg->compute == LR_COMPUTE_BF16;
-    be->fine = cfg->compute == LR_COMPUTE_FAST && k->fine;
+    be->fine = (cfg->compute == LR_COMPUTE_FAST || cfg->compute == LR_COMPUTE_LOOSE) && k->fine;
     int rc = lr_pool_new(&be->pool, cfg->threads, err);
     if (rc) {
         lr_free(be);

@@ -153,6 +153,7 @@ static int open_device(cuda_backend *be, lr_error *err)
     cudaError_t e = cudaSetDevice(be->index);
     if (!e) e = cudaFree(NULL); /* makes the context: the first thing that a full device refuses */
     if (!e) e = cudaGetDeviceProperties(&prop, be->index);
+    if (!e) e = lr_cu_init();
     if (e) return lr_cuda_failed(be, (int)e, "opening the device", err);
     if (prop.major < 8)
         return lr_fail(err, LR_EUNSUPPORTED, "cuda:%d, %s, has compute capability %d.%d; 8.0 is needed", be->index,
@@ -176,6 +177,7 @@ static int open_backend(lr_backend **out, const lr_backend_config *cfg, int inde
     be->base.ops = &cuda_ops;
     be->index = index;
     be->compute = cfg->compute;
+    be->math = cfg->compute == LR_COMPUTE_F32 ? LR_CU_REF : cfg->compute == LR_COMPUTE_LOOSE ? LR_CU_FAST : LR_CU_EXACT;
     if ((rc = open_device(be, err))) {
         cuda_free(&be->base);
         return rc;

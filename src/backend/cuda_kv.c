@@ -29,21 +29,28 @@ void lr_cuda_kv_free(lr_backend *b, lr_kv_store *kv)
     lr_free(kv);
 }
 
+/* As lr_kv_layer_type, which is not in the plugin: the first layer of few bits stays at F16. */
+static int layer_type(int type, int layer) { return layer == 0 && (type == LR_Q8_0) ? LR_F16 : type; }
+
+static const char *type_name(int type)
+{
+    const char *name = lr_dtype_name(type);
+    return name ? name : "?";
+}
+
 static int lay_out(lr_kv_store *kv, const lr_kv_spec *s, lr_error *err)
 {
     for (int i = 0; i < s->n_layers; i++) {
         cuda_kv_layer *l = &kv->layers[i];
-        *l = (cuda_kv_layer){.shape = s->layers[i],
-                             .k_type = lr_kv_layer_type(s->type, i),
-                             .v_type = lr_kv_layer_type(s->value_type, i)};
+        *l = (cuda_kv_layer){.shape = s->layers[i], .type = layer_type(s->type, i)};
         int g = l->shape.group;
-        size_t k = lr_cuda_kv_part(l, s->block_size, true), v = lr_cuda_kv_part(l, s->block_size, false);
-        if (!k || !v)
-            return lr_fail(err, LR_EUNSUPPORTED, "KV of types %s and %s with heads of %d is nothing that CUDA does",
-                           lr_dtype_name(l->k_type), lr_dtype_name(l->v_type), l->shape.head_dim);
+        size_t part = lr_cu_kv_bytes(l->type, l->shape.n_kv_heads, l->shape.head_dim, s->block_size);
+        if (!part)
+            return lr_fail(err, LR_EUNSUPPORTED, "CUDA has no KV of type %s with heads of %d", type_name(l->type),
+                           l->shape.head_dim);
         l->k_at = kv->block_bytes[g];
-        l->v_at = l->k_at + k;
-        kv->block_bytes[g] = l->v_at + v;
+        l->v_at = l->k_at + part;
+        kv->block_bytes[g] = l->v_at + part;
     }
     return 0;
 }
@@ -68,10 +75,12 @@ int lr_cuda_kv_new(lr_backend *b, const lr_kv_spec *s, lr_kv_store **out, lr_err
 {
     if (s->block_size < 1 || s->block_size > 256)
         return lr_fail(err, LR_EINVAL, "KV block size %d is not in 1..256", s->block_size);
-    int bad = lr_cuda_kv_type_good(s->type) ? s->value_type : s->type;
-    if (!lr_cuda_kv_type_good(bad))
-        return lr_fail(err, LR_EUNSUPPORTED, "KV type %s is not one that CUDA has: " LR_CUDA_KV_TYPES,
-                       lr_dtype_name(bad) ? lr_dtype_name(bad) : "?");
+    if (s->type != s->value_type)
+        return lr_fail(err, LR_EUNSUPPORTED, "keys of type %s and values of type %s: on CUDA both are of one type",
+                       type_name(s->type), type_name(s->value_type));
+    if (!lr_cu_kv_bytes(s->type, 1, 32, 16))
+        return lr_fail(err, LR_EUNSUPPORTED, "KV type %s is not one that CUDA has (f32, f16, bf16, q8_0)",
+                       type_name(s->type));
     lr_kv_store *kv = lr_calloc(1, sizeof *kv);
     if (kv) kv->layers = lr_calloc((size_t)s->n_layers, sizeof *kv->layers);
     if (!kv || !kv->layers) {

@@ -10,7 +10,7 @@
 enum { PIECE = 16 << 20 };
 
 struct cuda_bytes {
-    const void *from; /* the mapped file's bytes: what two weights share */
+    char *name; /* of the tensor, where the bytes are the file's: two weights of one tensor share them */
     size_t bytes;
     int uses;
     char *at; /* on the device */
@@ -39,9 +39,10 @@ void lr_cuda_upload_close(cuda_backend *be)
     }
 }
 
-/* Host memory -> device. What was queued is still under way at the return; the source may go. */
-static int upload(cuda_backend *be, char *dst, const char *src, size_t n, lr_error *err)
+int lr_cuda_upload(cuda_backend *be, void *to, const void *from, size_t n, lr_error *err)
 {
+    char *dst = to;
+    const char *src = from;
     int rc = open_pipe(be, err);
     for (size_t done = 0; done < n && !rc; done += PIECE) {
         size_t part = n - done < PIECE ? n - done : PIECE;
@@ -68,28 +69,29 @@ static void put_back(cuda_backend *be, cuda_bytes *b)
     if (*p) *p = b->next;
     if (b->at) cudaFree(b->at);
     be->bytes_weights -= b->at ? b->bytes : 0;
+    lr_free(b->name);
     lr_free(b);
 }
 
-/* The device's copy of n bytes; `from` NULL: a block of its own, shared with nobody, from `src`. */
-static int get(cuda_backend *be, const void *from, const void *src, size_t n, cuda_bytes **out, lr_error *err)
+/* The device's copy of n bytes at src; `name` NULL: shared with nobody. */
+static int get(cuda_backend *be, const char *name, const void *src, size_t n, cuda_bytes **out, lr_error *err)
 {
-    for (cuda_bytes *b = be->loaded; b && from; b = b->next) {
-        if (b->from != from || b->bytes != n) continue;
+    for (cuda_bytes *b = be->loaded; b && name; b = b->next) {
+        if (!b->name || strcmp(b->name, name) != 0 || b->bytes != n) continue;
         b->uses++;
         *out = b;
         return 0;
     }
     cuda_bytes *b = lr_calloc(1, sizeof *b);
     if (!b) return lr_fail(err, LR_ENOMEM, "no memory for a weight");
-    *b = (cuda_bytes){.from = from, .bytes = n, .uses = 1, .next = be->loaded};
+    *b = (cuda_bytes){.name = name ? lr_strdup(name) : NULL, .bytes = n, .uses = 1, .next = be->loaded};
     be->loaded = b;
     void *at = NULL;
     int rc = lr_cuda_alloc(be, &at, n + LR_CUDA_SLACK, "a weight", err);
     if (!rc) {
         b->at = at;
         be->bytes_weights += n;
-        rc = upload(be, b->at, src, n, err);
+        rc = lr_cuda_upload(be, b->at, src, n, err);
     }
     if (rc) {
         put_back(be, b);
@@ -112,6 +114,12 @@ static int vector(cuda_backend *be, lr_weight *w, const lr_tensor *t, lr_error *
     int rc = get(be, NULL, f, n * sizeof *f, &w->bytes, err);
     lr_free(f);
     return rc;
+}
+
+static int type_good(int type, lr_error *err)
+{
+    if (lr_cu_weight_good(type)) return 0;
+    return lr_fail(err, LR_EUNSUPPORTED, "the CUDA kernels have no type %s", lr_dtype_name(type));
 }
 
 void lr_cuda_weight_free(lr_backend *b, lr_weight *w)
@@ -141,8 +149,8 @@ int lr_cuda_weight_new(lr_backend *b, const lr_tensor *t, bool linear, bool embe
     w->row_bytes = (size_t)(k / block) * (size_t)lr_dtype_bytes(t->type);
     int rc = 0;
     if (linear || embed) {
-        rc = lr_cuda_type_good(be, t->type, linear, err);
-        if (!rc) rc = get(be, t->data, t->data, w->row_bytes * (size_t)n, &w->bytes, err);
+        rc = type_good(t->type, err);
+        if (!rc) rc = get(be, t->name, t->data, w->row_bytes * (size_t)n, &w->bytes, err);
     } else {
         rc = vector(be, w, t, err);
     }
@@ -150,9 +158,7 @@ int lr_cuda_weight_new(lr_backend *b, const lr_tensor *t, bool linear, bool embe
         lr_cuda_weight_free(b, w);
         return rc;
     }
-    w->data = lr_cuda_at(w->bytes);
+    w->data = w->bytes->at;
     *out = w;
     return 0;
 }
-
-char *lr_cuda_at(const cuda_bytes *b) { return b->at; }

@@ -49,8 +49,7 @@ static int check(void *so, const char *path, lr_error *err)
 /* Opens path; LR_ENOTFOUND if there is no such file (or, for a bare name, if the linker doesn't find it). */
 static int try(const char *path, lr_error *err)
 {
-    if (strchr(path, '/') && access(path, F_OK) != 0)
-        return lr_fail(err, LR_ENOTFOUND, "there is no file %s", path);
+    if (strchr(path, '/') && access(path, F_OK) != 0) return lr_fail(err, LR_ENOTFOUND, "there is no file %s", path);
     void *so = dlopen(path, RTLD_NOW | RTLD_LOCAL);
     if (so) return check(so, path, err);
     const char *why = dlerror();
@@ -63,7 +62,7 @@ static int open_plugin(lr_error *err)
     static const char *const places[] = {"%s/" FILE_NAME, "%s/../lib/llmrun/" FILE_NAME};
     const char *env = getenv("LLMRUN_CUDA_PLUGIN");
     char folder[2048], path[2200];
-    if (env && *env) return try(env, err);
+    if (env && *env) return try(env, err) ? lr_fail_prefix(err, "LLMRUN_CUDA_PLUGIN") : 0;
     program_folder(folder, sizeof folder);
     for (size_t i = 0; i < sizeof places / sizeof *places && folder[0]; i++) {
         snprintf(path, sizeof path, i ? places[1] : places[0], folder);
@@ -72,7 +71,8 @@ static int open_plugin(lr_error *err)
     }
     if (try(FILE_NAME, err) != LR_ENOTFOUND) return err->code;
     return lr_fail(err, LR_ENOTFOUND,
-                   "this needs the CUDA plugin: there is no " FILE_NAME " in %s, in ../lib/llmrun, or where the dynamic "
+                   "this needs the CUDA plugin: there is no " FILE_NAME
+                   " in %s, in ../lib/llmrun, or where the dynamic "
                    "linker looks (LLMRUN_CUDA_PLUGIN names another file)",
                    folder);
 }

@@ -1,8 +1,8 @@
 /* plugin.h - devices that need libraries which a machine may not have are shared objects, opened when asked for.
  *
  * libllmrun_cuda.so exports one function, llmrun_plugin. The program opens it by itself when "cuda:N" is asked for, or
- * with "auto" when it is found: at $LLMRUN_CUDA_PLUGIN, beside the program, in ../lib/llmrun of the program's folder, or
- * where the dynamic linker looks. Both sides carry LR_PLUGIN_ABI, a digest of the headers between them made at build
+ * with "auto" when it is found: at $LLMRUN_CUDA_PLUGIN, beside the program, in ../lib/llmrun of the program's folder,
+ * or where the dynamic linker looks. Both sides carry LR_PLUGIN_ABI, a digest of the headers between them made at build
  * time, so a plugin of another build is refused, not called.
  */
 #ifndef LR_BACKEND_PLUGIN_H

@@ -85,6 +85,16 @@ static double available_memory(void)
     return isfinite(all) ? all : 4e9;
 }
 
+/* Bytes that KV may take unless told otherwise. On a device most of what is free: nothing else wants it, but a batch's
+ * activations, which are made after the KV. */
+static double kv_room(const lr_engine_config *c, const lr_model *m)
+{
+    size_t device = m->ops->room ? m->ops->room(m) : 0;
+    if (c->kv_bytes) return (double)c->kv_bytes;
+    if (device) return (double)device * (c->kv_fraction > 0 ? c->kv_fraction : 0.75);
+    return available_memory() * (c->kv_fraction > 0 ? c->kv_fraction : 0.4);
+}
+
 /* Blocks of a windowed group beside n0 blocks of the full ones: what max_seqs sequences can look back at. */
 static int window_blocks(const lr_engine_config *c, const lr_model *m, int n0)
 {
@@ -110,8 +120,7 @@ static int size_pool(lr_engine *e, lr_kv_spec *spec, lr_error *err)
     if (c->kv_blocks[0] == 0) {
         int64_t bs = c->block_size, tokens = (int64_t)c->context * 4;
         if (tokens > 16384) tokens = c->context > 16384 ? c->context : 16384;
-        double room =
-            c->kv_bytes ? (double)c->kv_bytes : available_memory() * (c->kv_fraction > 0 ? c->kv_fraction : 0.4);
+        double room = kv_room(c, e->model);
         int lo = 0, hi = c->kv_bytes || c->kv_fraction > 0 ? (1 << 28) / c->block_size : (int)((tokens + bs - 1) / bs);
         while (lo < hi) { /* the most blocks that fit */
             int mid = lo + (hi - lo + 1) / 2;

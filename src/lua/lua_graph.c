@@ -215,10 +215,10 @@ static lr_graph *check_graph(lua_State *L) { return ((graph_ud *)lr_lua_check_op
 
 static lr_compute check_compute(lua_State *L, const char *s)
 {
-    static const char *const names[] = {"fast", "int8", "bf16", "f32"};
-    for (int i = 0; i < 4; i++)
+    static const char *const names[] = {"fast", "int8", "bf16", "f32", "loose"};
+    for (int i = 0; i < 5; i++)
         if (strcmp(s, names[i]) == 0) return (lr_compute)i;
-    luaL_error(L, "compute = '%s' is not one of fast, int8, bf16, f32", s);
+    luaL_error(L, "compute = '%s' is not one of fast, int8, bf16, f32, loose", s);
     return LR_COMPUTE_FAST;
 }
 

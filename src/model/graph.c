@@ -647,8 +647,16 @@ static void model_memory(const lr_model *m, size_t *weights, size_t *kv, size_t 
     g->be->ops->memory(g->be, weights, kv, work);
 }
 
-static const lr_model_ops graph_ops = {model_free,           model_start,   model_forward,  model_kv_copy,
-                                       model_kv_block_bytes, model_kv_read, model_kv_write, model_memory};
+static size_t model_room(const lr_model *m)
+{
+    const lr_graph *g = (const lr_graph *)m;
+    return g->be->ops->room ? g->be->ops->room(g->be) : 0;
+}
+
+static const lr_model_ops graph_ops = {
+    model_free,    model_start,    model_forward, model_kv_copy, model_kv_block_bytes,
+    model_kv_read, model_kv_write, model_memory,  model_room,
+};
 
 int lr_graph_finish(lr_graph *g, int logits, int hidden, const lr_graph_info *info, lr_model **out, lr_error *err)
 {

@@ -26,6 +26,8 @@ typedef struct lr_model_ops {
     void (*kv_write)(lr_model *, int group, int block, const void *src);
     /* Bytes held: weights beyond the mapped file, KV, activations. */
     void (*memory)(const lr_model *, size_t *weights, size_t *kv, size_t *work);
+    /* Bytes of a device's memory that are free for KV and work; 0 if KV lies in the machine's. NULL = 0. */
+    size_t (*room)(const lr_model *);
 } lr_model_ops;
 
 struct lr_model {

@@ -59,7 +59,7 @@ the requests that have come are answered.]],
         { "open-page", help = "with keys: the page at / itself comes without one, and asks for it" },
         { "threads", short = "t", arg = "N", type = "integer", help = "compute threads (default: all processors)" },
         { "compute", arg = "MODE", help = "fast, bf16, f32, ...: see llmrun run --help" },
-        { "device", arg = "NAME", help = "cpu or cuda:N (default: the best there is)" },
+        { "device", arg = "NAME", help = "cpu, cuda:N or auto: a GPU if one can be used, else the CPU [auto]" },
     },
 }
 

@@ -1,0 +1,207 @@
+/* cuda_int.h - inside the CUDA backend: device state, weights, KV store, compiled plans.
+ *
+ * cuda.c opens devices, cuda_weight.c and cuda_kv.c hold memory, cuda_plan.c turns a layer graph into steps (fusing
+ * what the kernels can do at once) and lays out their memory, cuda_run.c walks the steps, or has a captured graph do
+ * it, cuda_step.c launches one step, cuda_blas.c is cuBLAS, opened when compute = "loose" wants it. All of it is
+ * compiled a second time against the emulated runtime of kernels/cuda/emu.
+ */
+#ifndef LR_BACKEND_CUDA_INT_H
+#define LR_BACKEND_CUDA_INT_H
+#include "backend/backend.h"
+#include "base/dtype.h"
+#include "base/mem.h"
+#include "cuda/kernels.h"
+
+enum {
+    LR_CUDA_SLACK = 256,     /* readable bytes behind a weight */
+    LR_CUDA_BLAS_ROWS = 128, /* loose: products of so many rows go through bfloat16 and cuBLAS */
+    LR_CUDA_GRAPHS = 48,     /* captured graphs of a plan */
+    LR_CUDA_GRAPH_ROWS = 256 /* decode steps of up to so many rows are captured */
+};
+
+typedef struct cuda_bytes cuda_bytes; /* bytes on the device that weights share */
+typedef struct cuda_blas cuda_blas;
+
+typedef struct cuda_backend {
+    lr_backend base;
+    int index; /* of the device */
+    int n_sm;
+    lr_compute compute;
+    lr_cu_math math;
+    cudaStream_t stream;
+    void *pin[2]; /* for uploads */
+    cudaEvent_t pin_free[2];
+    int pin_next;
+    cuda_bytes *loaded;
+    cuda_blas *blas;
+    size_t bytes_weights, bytes_kv, bytes_work;
+    char text[400];
+} cuda_backend;
+
+struct lr_weight {
+    int type, n, k; /* n rows of k values */
+    size_t row_bytes;
+    void *data; /* on the device */
+    cuda_bytes *bytes;
+};
+
+typedef struct cuda_kv_layer {
+    lr_kv_layer shape;
+    int type;
+    size_t k_at, v_at; /* in a block of its group */
+} cuda_kv_layer;
+
+struct lr_kv_store {
+    int n_layers, block_size;
+    cuda_kv_layer *layers;
+    int n_blocks[LR_KV_GROUPS];
+    size_t block_bytes[LR_KV_GROUPS];
+    void *base[LR_KV_GROUPS];
+    int failed; /* cudaError of a copy that had nobody to tell */
+};
+
+/* ---- plans ---- */
+
+/* A piece of activation memory: rows of a value as float32, or packed for products. Pieces whose lives do not meet
+ * share memory. */
+typedef struct cuda_piece {
+    int width, type; /* type: of the weights that a packed one is for; -1 = float32 */
+    bool narrow;     /* rows: those whose logits are wanted */
+    int def, last;   /* steps */
+    size_t offset, bytes;
+    char *at;
+} cuda_piece;
+
+/* Steps beside the operations of lr_op_kind. */
+enum { STEP_PACK = 100, STEP_ROPE_KV };
+
+typedef struct cuda_step {
+    int kind; /* lr_op_kind or STEP_... */
+    bool narrow;
+    int in[3]; /* pieces, -1 = none. NORM: in[1] is added first; ROPE_KV: q, k, v; LINEAR: in[0] is packed or float32 */
+    int out;   /* float32 piece, -1 = none */
+    int sum;   /* NORM: piece of in[0] + in[1] */
+    int pack;  /* packed piece that it fills as well */
+    int width;
+    const lr_weight *w;
+    const float *bias; /* device */
+    lr_cu_norm norm;   /* NORM */
+    lr_cu_norm head_norm[2];
+    bool has_norm[2], has_rope[2]; /* ROPE_KV: of q and k */
+    lr_cu_rope rope[2];            /* ROPE: [0]; ROPE_KV: q, k */
+    lr_cu_attn attn;
+    int layer, act;
+    float scale;
+} cuda_step;
+
+/* Where a batch's numbers lie in the one small copy to the device, in int32 from its start. */
+typedef struct cuda_meta {
+    int rows, outs, seqs, echoes; /* as padded */
+    size_t tokens, pos, seq, out_rows, tiles, echo_row, echo_pos, echo_seq;
+    size_t table_at[LR_KV_GROUPS], table[LR_KV_GROUPS];
+    size_t n; /* all */
+} cuda_meta;
+
+/* What one walk over the steps needs to know. */
+typedef struct cuda_walk {
+    const cuda_meta *meta;
+    int max_slots;
+    int n_narrow, n_wide; /* tiles, the narrow ones first */
+} cuda_walk;
+
+typedef struct cuda_graph {
+    int rows, max_slots;
+    cudaGraphExec_t exec;
+    uint64_t used;
+} cuda_graph;
+
+struct lr_plan {
+    cuda_backend *be;
+    const lr_kv_store *kv;
+    int max_rows, max_out;
+    int n_pieces;
+    cuda_piece *pieces;
+    int n_steps;
+    cuda_step *steps;
+    int logits, hidden; /* pieces */
+    int n_vocab, n_hidden;
+    int slots_cap;              /* no sequence is longer: the KV store has no more slots */
+    int tile_narrow, tile_wide; /* rows of attention tiles */
+    void *work;                 /* all pieces */
+    size_t work_bytes;
+    void *consts;  /* frequencies and sinks */
+    void *scratch; /* of products */
+    size_t scratch_bytes;
+    void *parts; /* of attention */
+    size_t parts_bytes;
+    void *dense; /* loose: a weight as bfloat16 */
+    size_t dense_bytes;
+    void *echo; /* keys and values of echoed rows */
+    size_t echo_bytes;
+    size_t counted;     /* in bytes_work of the backend */
+    int32_t *meta_host; /* pinned */
+    int32_t *meta_dev;
+    size_t meta_cap; /* int32 */
+    void *bounce;    /* pinned: small results on their way to the host */
+    size_t bounce_bytes;
+    cuda_graph graphs[LR_CUDA_GRAPHS];
+    int n_graphs;
+    uint64_t clock;
+    bool no_graphs;
+};
+
+/* ---- cuda.c ---- */
+
+/* code: a cudaError_t; `what` is what was being done, or for what memory was asked. */
+int lr_cuda_failed(const cuda_backend *, int code, const char *what, lr_error *err);
+/* Device memory; a full device is LR_ENOMEM with the bytes that are missing. */
+int lr_cuda_alloc(cuda_backend *, void **out, size_t bytes, const char *what, lr_error *err);
+void lr_cuda_room(size_t *free_bytes, size_t *total);
+
+/* ---- cuda_weight.c ---- */
+
+int lr_cuda_weight_new(lr_backend *, const lr_tensor *, bool linear, bool embed, lr_weight **out, lr_error *err);
+void lr_cuda_weight_free(lr_backend *, lr_weight *);
+/* Host bytes to the device through pinned memory; the source may go at the return, the copy may still be under way. */
+int lr_cuda_upload(cuda_backend *, void *dst, const void *src, size_t n, lr_error *err);
+void lr_cuda_upload_close(cuda_backend *);
+
+/* ---- cuda_kv.c ---- */
+
+int lr_cuda_kv_new(lr_backend *, const lr_kv_spec *, lr_kv_store **out, lr_error *err);
+void lr_cuda_kv_free(lr_backend *, lr_kv_store *);
+void lr_cuda_kv_copy(lr_backend *, lr_kv_store *, int group, int dst, int src);
+size_t lr_cuda_kv_block_bytes(const lr_backend *, const lr_kv_store *, int group);
+void lr_cuda_kv_read(lr_backend *, lr_kv_store *, int group, int block, void *dst);
+void lr_cuda_kv_write(lr_backend *, lr_kv_store *, int group, int block, const void *src);
+
+/* ---- cuda_plan.c ---- */
+
+int lr_cuda_compile(lr_backend *, const lr_program *, const lr_kv_store *, int max_rows, int max_out, lr_plan **out,
+                    lr_error *err);
+void lr_cuda_plan_free(lr_backend *, lr_plan *);
+/* The form in which m rows go into a product with weights of `type`. */
+lr_cu_form lr_cuda_form(const cuda_backend *, int type, int m);
+
+/* ---- cuda_step.c ---- */
+
+/* Puts one step on the stream. */
+cudaError_t lr_cuda_step(lr_plan *, const lr_kv_store *, const cuda_step *, const cuda_walk *);
+/* What a step is, in words, for errors. */
+void lr_cuda_step_text(const lr_plan *, const cuda_step *, char *buf, size_t cap);
+
+/* ---- cuda_run.c ---- */
+
+int lr_cuda_run(lr_backend *, lr_plan *, lr_kv_store *, const lr_batch *, lr_error *err);
+/* Forgets captured graphs: what they point to has moved. */
+void lr_cuda_graphs_drop(lr_plan *);
+
+/* ---- cuda_blas.c ---- */
+
+/* Opens cuBLAS; LR_ENOTFOUND if it is not installed. */
+int lr_cuda_blas_open(cuda_backend *, lr_error *err);
+void lr_cuda_blas_close(cuda_backend *);
+/* y (m, n) = x (m, k) . w (n, k)^T, bfloat16 in, float32 out. */
+cudaError_t lr_cuda_blas_product(cuda_backend *, const void *w, const void *x, int m, int n, int k, float *y);
+
+#endif

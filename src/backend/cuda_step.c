@@ -1,0 +1,201 @@
+/* cuda_step.c - puts one step of a plan on the stream. What a launch gets by value is the same for every batch of the
+ * same number of rows (and reach of attention), so that it may be captured: all else is in the plan's device memory.
+ */
+#include "backend/cuda_int.h"
+#include <stdio.h>
+
+static void *at(const lr_plan *p, int piece) { return piece >= 0 ? p->pieces[piece].at : NULL; }
+
+static lr_cu_out out_of(const lr_plan *p, const cuda_step *s, int m)
+{
+    lr_cu_out o = {.f32 = at(p, s->out), .packed = at(p, s->pack)};
+    if (s->pack >= 0) o.form = lr_cuda_form(p->be, p->pieces[s->pack].type, m);
+    return o;
+}
+
+static lr_cu_weight weight_of(const lr_weight *w)
+{
+    return (lr_cu_weight){.data = w->data, .type = w->type, .n = w->n, .k = w->k, .row_bytes = w->row_bytes};
+}
+
+static lr_cu_rows_at rows_of(const lr_plan *p, const cuda_meta *m, int group)
+{
+    const int32_t *d = p->meta_dev;
+    return (lr_cu_rows_at){.n_rows = m->rows,
+                           .seq = d + m->seq,
+                           .pos = d + m->pos,
+                           .slot = d + m->pos,
+                           .table = d + m->table[group],
+                           .table_at = d + m->table_at[group]};
+}
+
+static lr_cu_kv kv_of(const lr_kv_store *kv, const cuda_kv_layer *l)
+{
+    int g = l->shape.group;
+    char *base = kv->base[g];
+    return (lr_cu_kv){.k = {base + l->k_at, kv->block_bytes[g], l->type},
+                      .v = {base + l->v_at, kv->block_bytes[g], l->type},
+                      .n_kv_heads = l->shape.n_kv_heads,
+                      .head_dim = l->shape.head_dim,
+                      .block_size = kv->block_size};
+}
+
+/* ---- products ---- */
+
+static cudaError_t through_blas(const lr_plan *p, const cuda_step *s, int m, float *y)
+{
+    const lr_cu_weight w = weight_of(s->w);
+    const void *dense = w.data;
+    cudaError_t e = cudaSuccess;
+    if (w.type != LR_BF16) {
+        dense = p->dense;
+        e = lr_cu_dequant(&w, p->dense, p->be->stream);
+    }
+    if (!e) e = lr_cuda_blas_product(p->be, dense, at(p, s->in[0]), m, w.n, w.k, y);
+    if (!e && s->bias) e = lr_cu_bias(y, s->bias, m, w.n, p->be->stream);
+    return e;
+}
+
+static cudaError_t linear(const lr_plan *p, const cuda_step *s, int m)
+{
+    if (p->be->compute == LR_COMPUTE_LOOSE && m >= LR_CUDA_BLAS_ROWS) return through_blas(p, s, m, at(p, s->out));
+    const lr_cu_weight w = weight_of(s->w);
+    return lr_cu_linear(p->be->math, &w, at(p, s->in[0]), m, s->bias, false, at(p, s->out), p->scratch, p->be->stream);
+}
+
+/* ---- keys and values ---- */
+
+/* Echoed rows are written to their other tables too: their keys and values are taken as they were before the turning,
+ * and go the same way, so the bits in both places are the same. */
+static cudaError_t echo(const lr_plan *p, const lr_kv_store *kv, const cuda_step *s, const cuda_meta *m)
+{
+    const cuda_kv_layer *l = &kv->layers[s->layer];
+    int n = m->echoes, width = l->shape.n_kv_heads * l->shape.head_dim;
+    const int32_t *d = p->meta_dev;
+    float *k = p->echo, *v = k + (size_t)n * (size_t)width;
+    cudaStream_t st = p->be->stream;
+    cudaError_t e = lr_cu_gather(at(p, s->in[1]), d + m->echo_row, n, width, (lr_cu_out){.f32 = k}, st);
+    if (!e) e = lr_cu_gather(at(p, s->in[2]), d + m->echo_row, n, width, (lr_cu_out){.f32 = v}, st);
+    lr_cu_rows_at where = rows_of(p, m, l->shape.group);
+    where.n_rows = n;
+    where.seq = d + m->echo_seq;
+    where.pos = where.slot = d + m->echo_pos;
+    lr_cu_kv to = kv_of(kv, l);
+    if (!e)
+        e = lr_cu_rope_kv(NULL, s->has_rope[1] ? &s->rope[1] : NULL, NULL, s->has_norm[1] ? &s->head_norm[1] : NULL,
+                          NULL, k, v, NULL, 0, &to, &where, st);
+    return e;
+}
+
+static cudaError_t rope_kv(const lr_plan *p, const lr_kv_store *kv, const cuda_step *s, const cuda_meta *m)
+{
+    const cuda_kv_layer *l = &kv->layers[s->layer];
+    const lr_cu_rope *rope[2];
+    const lr_cu_norm *norm[2];
+    for (int i = 0; i < 2; i++) {
+        rope[i] = s->has_rope[i] ? &s->rope[i] : NULL;
+        norm[i] = s->has_norm[i] ? &s->head_norm[i] : NULL;
+    }
+    lr_cu_kv to = kv_of(kv, l);
+    lr_cu_rows_at where = rows_of(p, m, l->shape.group);
+    cudaError_t e = lr_cu_rope_kv(rope[0], rope[1], norm[0], norm[1], at(p, s->in[0]), at(p, s->in[1]), at(p, s->in[2]),
+                                  at(p, s->out), s->attn.n_heads, &to, &where, p->be->stream);
+    return !e && m->echoes ? echo(p, kv, s, m) : e;
+}
+
+/* ---- attention ---- */
+
+/* A run of tiles whose rows' workspace fits: returns how many of the n tiles from t on. */
+static int tiles_that_fit(const lr_plan *p, const lr_cu_tile *t, int n, int heads, int dim, int max_slots)
+{
+    int rows = 0, i = 0;
+    for (; i < n; i++) {
+        rows += t[i].n > 0 ? t[i].n : 1; /* a padding row's has none, but its place */
+        if (i > 0 && lr_cu_attn_work(rows, heads, dim, max_slots) > p->parts_bytes) break;
+    }
+    return i;
+}
+
+static cudaError_t attention(const lr_plan *p, const lr_kv_store *kv, const cuda_step *s, const cuda_walk *w)
+{
+    const cuda_kv_layer *l = &kv->layers[s->layer];
+    const cuda_meta *m = w->meta;
+    const lr_cu_tile *host = (const lr_cu_tile *)(const void *)(p->meta_host + m->tiles);
+    const lr_cu_tile *dev = (const lr_cu_tile *)(const void *)(p->meta_dev + m->tiles);
+    lr_cu_kv from = kv_of(kv, l);
+    lr_cu_rows_at where = rows_of(p, m, l->shape.group);
+    lr_cu_out out = out_of(p, s, m->rows);
+    cudaError_t e = cudaSuccess;
+    int all = w->n_narrow + w->n_wide;
+    for (int t = 0; t < all && !e;) {
+        bool wide = t >= w->n_narrow;
+        int end = wide ? all : w->n_narrow;
+        int n = tiles_that_fit(p, host + t, end - t, s->attn.n_heads, l->shape.head_dim, w->max_slots);
+        e = lr_cu_attn_rows(&s->attn, &from, at(p, s->in[0]), &where, dev + t, n, wide, w->max_slots, out, p->parts,
+                            p->be->stream);
+        t += n;
+    }
+    return e;
+}
+
+/* ---- all kinds ---- */
+
+cudaError_t lr_cuda_step(lr_plan *p, const lr_kv_store *kv, const cuda_step *s, const cuda_walk *w)
+{
+    const cuda_meta *meta = w->meta;
+    int m = s->narrow ? meta->outs : meta->rows;
+    if (m == 0) return cudaSuccess;
+    cudaStream_t st = p->be->stream;
+    const float *x = at(p, s->in[0]), *x2 = at(p, s->in[1]);
+    lr_cu_out out = out_of(p, s, m);
+    switch (s->kind) {
+    case LR_OP_EMBED: {
+        const lr_cu_weight table = weight_of(s->w);
+        return lr_cu_embed(&table, p->meta_dev + meta->tokens, m, s->scale, out, st);
+    }
+    case LR_OP_NORM:
+        return lr_cu_norm_rows(&s->norm, x, x2, at(p, s->sum), m, out, st);
+    case LR_OP_LINEAR:
+        return linear(p, s, m);
+    case LR_OP_ROPE: {
+        lr_cu_rows_at where = rows_of(p, meta, 0);
+        return lr_cu_rope_rows(&s->rope[0], x, &where, out.f32, st);
+    }
+    case STEP_ROPE_KV:
+        return rope_kv(p, kv, s, meta);
+    case LR_OP_ATTN:
+        return attention(p, kv, s, w);
+    case LR_OP_ADD:
+        return lr_cu_add(x, x2, m, s->width, out, st);
+    case LR_OP_MUL:
+        return lr_cu_mul(x, x2, m, s->width, out, st);
+    case LR_OP_ACT:
+        return lr_cu_act(s->act, x, m, s->width, out, st);
+    case LR_OP_GLU:
+        return lr_cu_glu(s->act, x, x2, m, s->width, out, st);
+    case LR_OP_SCALE:
+        return lr_cu_scale(x, s->scale, m, s->width, out, st);
+    case LR_OP_SOFTCAP:
+        return lr_cu_softcap(x, s->scale, m, s->width, out, st);
+    case LR_OP_ROWS:
+        return lr_cu_gather(x, p->meta_dev + meta->out_rows, m, s->width, out, st);
+    case STEP_PACK:
+        return lr_cu_rows(x, m, s->width, out, st);
+    default:
+        return cudaErrorInvalidValue;
+    }
+}
+
+void lr_cuda_step_text(const lr_plan *p, const cuda_step *s, char *buf, size_t cap)
+{
+    const char *name = s->kind == STEP_PACK      ? "packing rows"
+                       : s->kind == STEP_ROPE_KV ? "keys and values"
+                                                 : lr_op_name((lr_op_kind)s->kind);
+    if (s->kind == LR_OP_LINEAR)
+        snprintf(buf, cap, "%s %d x %d of type %s", name, s->w->n, s->w->k, lr_dtype_name(s->w->type));
+    else if (s->kind == LR_OP_ATTN || s->kind == STEP_ROPE_KV)
+        snprintf(buf, cap, "%s of layer %d, %d KV heads of %d", name, s->layer,
+                 p->kv->layers[s->layer].shape.n_kv_heads, p->kv->layers[s->layer].shape.head_dim);
+    else
+        snprintf(buf, cap, "%s, width %d", name, s->width);
+}
