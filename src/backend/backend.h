@@ -66,6 +66,8 @@ static inline const char *lr_op_name(lr_op_kind kind)
     switch (kind) {
     case LR_OP_EMBED:
         return "embed";
+    case LR_OP_EMBED_AT:
+        return "embed_at";
     case LR_OP_NORM:
         return "norm";
     case LR_OP_LINEAR:

@@ -125,6 +125,7 @@ static const char *cuda_describe(const lr_backend *b) { return self(b)->text; }
 
 static const lr_backend_ops cuda_ops = {
     .name = "cuda",
+    .echoes = true,
     .free = cuda_free,
     .weight_new = lr_cuda_weight_new,
     .weight_free = lr_cuda_weight_free,

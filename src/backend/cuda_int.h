@@ -97,7 +97,7 @@ typedef struct cuda_step {
 /* Where a batch's numbers lie in the one small copy to the device, in int32 from its start. */
 typedef struct cuda_meta {
     int rows, outs, seqs, echoes; /* as padded */
-    size_t tokens, pos, seq, out_rows, tiles, echo_row, echo_pos, echo_seq;
+    size_t tokens, pos, held, seq, out_rows, tiles, echo_row, echo_pos, echo_seq;
     size_t table_at[LR_KV_GROUPS], table[LR_KV_GROUPS];
     size_t n; /* all */
 } cuda_meta;
@@ -123,6 +123,7 @@ struct lr_plan {
     cuda_piece *pieces;
     int n_steps;
     cuda_step *steps;
+    int held;           /* rows of the table of learned positions, 0 = none */
     int logits, hidden; /* pieces */
     int n_vocab, n_hidden;
     int slots_cap;              /* no sequence is longer: the KV store has no more slots */

@@ -52,7 +52,7 @@ static cuda_step *push_step(builder *b, int kind, int out, bool narrow)
         s->out = value(b, out);
         s->width = b->g->width[out];
         s->narrow = b->narrow[out];
-        if (kind != LR_OP_LINEAR && kind != LR_OP_ROPE) b->writer[out] = b->p->n_steps;
+        if (kind != LR_OP_LINEAR && kind != LR_OP_ROPE && kind != LR_OP_ATTN) b->writer[out] = b->p->n_steps;
     }
     b->p->n_steps++;
     return s;
@@ -161,9 +161,9 @@ static void find_folds(builder *b)
 
 static lr_cu_rope rope_of(builder *b, const lr_rope *r)
 {
-    size_t at = b->n_consts;
-    const float *freq = keep(b, NULL, r->n_rot / 2);
-    lr_cu_rope_freq(r->base, r->freq_scale, r->factors, r->n_rot, b->consts + at);
+    double *host = (double *)(void *)(b->consts + b->n_consts);
+    const double *freq = (const double *)(const void *)keep(b, NULL, r->n_rot);
+    lr_cu_rope_freq(r->base, r->freq_scale, r->factors, r->n_rot, host);
     return (lr_cu_rope){r->n_heads, r->head_dim, r->n_rot, r->interleaved, r->attn_scale, freq};
 }
 
@@ -271,10 +271,16 @@ static int convert(builder *b, int i, lr_error *err)
     case LR_OP_ADD:
         add_step(b, i);
         return 0;
+    case LR_OP_MUL:
+        if (b->g->width[o->in[1]] != b->g->width[o->out])
+            return lr_fail(err, LR_EUNSUPPORTED, "the CUDA backend has no operation 'mul' by one value a row");
+        break;
+    case LR_OP_EMBED_AT:
+        b->p->held = o->w->n;
+        break;
     case LR_OP_EMBED:
     case LR_OP_NORM:
     case LR_OP_ROPE:
-    case LR_OP_MUL:
     case LR_OP_ACT:
     case LR_OP_GLU:
     case LR_OP_SCALE:
@@ -291,6 +297,7 @@ static int convert(builder *b, int i, lr_error *err)
     if (o->kind == LR_OP_NORM) s->norm = norm_of(b, o);
     if (o->kind == LR_OP_ROPE) s->rope[0] = rope_of(b, &o->u.rope);
     if (o->kind == LR_OP_ACT || o->kind == LR_OP_GLU) s->act = (int)o->u.act;
+    if (o->kind == LR_OP_EMBED_AT) s->scale = 1;
     if (o->kind == LR_OP_EMBED || o->kind == LR_OP_SCALE || o->kind == LR_OP_SOFTCAP) s->scale = o->u.scale;
     return 0;
 }
@@ -395,13 +402,13 @@ static void count_scratch(lr_plan *p)
         }
         if (s->kind == LR_OP_ATTN) {
             const lr_kv_layer *l = &p->kv->layers[s->layer].shape;
-            int h = s->attn.n_heads, tile = lr_cu_attn_tile_rows(h, l->n_kv_heads, true);
-            int few = lr_cu_attn_tile_rows(h, l->n_kv_heads, false);
-            if (tile < p->tile_wide) p->tile_wide = tile;
+            int h = s->attn.n_heads, few = lr_cu_attn_tile_rows(h, l->n_kv_heads, l->head_dim, false);
+            int many = lr_cu_attn_tile_rows(h, l->n_kv_heads, l->head_dim, true);
+            if (many < p->tile_wide) p->tile_wide = many;
             if (few < p->tile_narrow) p->tile_narrow = few;
             size_t all = lr_cu_attn_work(m, h, l->head_dim, slots);
             want(&p->parts_bytes, all < PARTS_BYTES ? all : PARTS_BYTES);
-            want(&p->parts_bytes, lr_cu_attn_work(tile < m ? tile : m, h, l->head_dim, slots));
+            want(&p->parts_bytes, lr_cu_attn_work(few < m ? few : m, h, l->head_dim, slots));
         }
         if (s->kind == STEP_ROPE_KV) {
             const lr_kv_layer *l = &p->kv->layers[s->layer].shape;
@@ -433,7 +440,7 @@ static int alloc_builder(builder *b, lr_error *err)
     size_t nv = (size_t)g->n_values, no = (size_t)g->n_ops, floats = 4;
     for (size_t i = 0; i < no; i++) {
         const lr_op *o = &g->ops[i];
-        if (o->kind == LR_OP_ROPE) floats += (size_t)o->u.rope.n_rot / 2 + 4;
+        if (o->kind == LR_OP_ROPE) floats += (size_t)o->u.rope.n_rot + 4;
         if (o->kind == LR_OP_ATTN) floats += (size_t)o->u.attn.n_heads + 4;
     }
     p->pieces = lr_calloc(nv + 2 * no + 1, sizeof *p->pieces);
@@ -445,7 +452,7 @@ static int alloc_builder(builder *b, lr_error *err)
     b->narrow = lr_calloc(nv, sizeof *b->narrow);
     b->folded = lr_calloc(no, sizeof *b->folded);
     b->packs = lr_calloc(no, sizeof *b->packs);
-    b->consts = lr_calloc(floats, sizeof *b->consts);
+    b->consts = lr_alloc_aligned(floats * sizeof *b->consts);
     if (!p->pieces || !p->steps || !b->maker || !b->uses || !b->piece || !b->writer || !b->narrow || !b->folded ||
         !b->packs || !b->consts)
         return lr_fail(err, LR_ENOMEM, "no memory for the plan");
@@ -462,7 +469,7 @@ static void free_builder(builder *b)
     lr_free(b->narrow);
     lr_free(b->folded);
     lr_free(b->packs);
-    lr_free(b->consts);
+    lr_free_aligned(b->consts);
 }
 
 static int look_through(builder *b, lr_error *err)

@@ -33,6 +33,7 @@ static void lay_out(const lr_plan *p, const lr_batch *b, int rows, int outs, cud
     *m = (cuda_meta){.rows = rows, .outs = outs, .seqs = rows > b->n_seqs ? rows : b->n_seqs, .echoes = b->n_echoes};
     m->tokens = take(m, r);
     m->pos = take(m, r);
+    m->held = p->held ? take(m, r) : 0;
     m->seq = take(m, r);
     m->tiles = take(m, 2 * r);
     m->out_rows = take(m, (size_t)outs);
@@ -71,7 +72,7 @@ static int make_room(lr_plan *p, size_t n, lr_error *err)
     return 0;
 }
 
-static void fill_rows(int32_t *h, const lr_batch *b, const cuda_meta *m)
+static void fill_rows(const lr_plan *p, int32_t *h, const lr_batch *b, const cuda_meta *m)
 {
     int r = 0;
     for (int s = 0; s < b->n_seqs; s++)
@@ -84,6 +85,10 @@ static void fill_rows(int32_t *h, const lr_batch *b, const cuda_meta *m)
         h[m->tokens + (size_t)r] = 0;
         h[m->pos + (size_t)r] = 0;
         h[m->seq + (size_t)r] = -1;
+    }
+    for (int i = 0; i < m->rows && p->held; i++) {
+        int32_t pos = h[m->pos + (size_t)i];
+        h[m->held + (size_t)i] = pos < p->held ? pos : p->held - 1;
     }
     for (int i = 0; i < m->outs; i++) h[m->out_rows + (size_t)i] = i < b->n_out ? b->out_rows[i] : -1;
 }
@@ -278,7 +283,7 @@ int lr_cuda_run(lr_backend *be, lr_plan *p, lr_kv_store *kv, const lr_batch *b, 
     if (!rc) rc = make_echo_room(p, b, err);
     if (rc) return rc;
     cuda_walk w = {.meta = &m, .max_slots = reach(p, b, padded > 0)};
-    fill_rows(p->meta_host, b, &m);
+    fill_rows(p, p->meta_host, b, &m);
     fill_tables(p, p->meta_host, b, &m);
     fill_tiles(p, p->meta_host, b, &w);
     if (padded) {

@@ -105,14 +105,13 @@ static cudaError_t rope_kv(const lr_plan *p, const lr_kv_store *kv, const cuda_s
 
 /* ---- attention ---- */
 
-/* A run of tiles whose rows' workspace fits: returns how many of the n tiles from t on. */
+static int end_of(const lr_cu_tile *t) { return t->row + (t->n > 0 ? t->n : 1); }
+
+/* How many of the n tiles from t on, by ascending rows, have room for what all rows between them leave. */
 static int tiles_that_fit(const lr_plan *p, const lr_cu_tile *t, int n, int heads, int dim, int max_slots)
 {
-    int rows = 0, i = 0;
-    for (; i < n; i++) {
-        rows += t[i].n > 0 ? t[i].n : 1; /* a padding row's has none, but its place */
-        if (i > 0 && lr_cu_attn_work(rows, heads, dim, max_slots) > p->parts_bytes) break;
-    }
+    int i = 1;
+    while (i < n && lr_cu_attn_work(end_of(&t[i]) - t[0].row, heads, dim, max_slots) <= p->parts_bytes) i++;
     return i;
 }
 
@@ -124,17 +123,16 @@ static cudaError_t attention(const lr_plan *p, const lr_kv_store *kv, const cuda
     const lr_cu_tile *dev = (const lr_cu_tile *)(const void *)(p->meta_dev + m->tiles);
     lr_cu_kv from = kv_of(kv, l);
     lr_cu_rows_at where = rows_of(p, m, l->shape.group);
-    lr_cu_out out = out_of(p, s, m->rows);
     cudaError_t e = cudaSuccess;
-    int all = w->n_narrow + w->n_wide;
-    for (int t = 0; t < all && !e;) {
-        bool wide = t >= w->n_narrow;
-        int end = wide ? all : w->n_narrow;
-        int n = tiles_that_fit(p, host + t, end - t, s->attn.n_heads, l->shape.head_dim, w->max_slots);
-        e = lr_cu_attn_rows(&s->attn, &from, at(p, s->in[0]), &where, dev + t, n, wide, w->max_slots, out, p->parts,
-                            p->be->stream);
+    for (int t = 0; t < w->n_narrow && !e;) {
+        int n = tiles_that_fit(p, host + t, w->n_narrow - t, s->attn.n_heads, l->shape.head_dim, w->max_slots);
+        e = lr_cu_attn_rows(&s->attn, &from, at(p, s->in[0]), &where, dev + t, n, host[t].row, false, w->max_slots,
+                            at(p, s->out), p->parts, p->be->stream);
         t += n;
     }
+    if (!e && w->n_wide)
+        e = lr_cu_attn_rows(&s->attn, &from, at(p, s->in[0]), &where, dev + w->n_narrow, w->n_wide, 0, true,
+                            w->max_slots, at(p, s->out), NULL, p->be->stream);
     return e;
 }
 
@@ -149,9 +147,11 @@ cudaError_t lr_cuda_step(lr_plan *p, const lr_kv_store *kv, const cuda_step *s, 
     const float *x = at(p, s->in[0]), *x2 = at(p, s->in[1]);
     lr_cu_out out = out_of(p, s, m);
     switch (s->kind) {
-    case LR_OP_EMBED: {
+    case LR_OP_EMBED:
+    case LR_OP_EMBED_AT: {
         const lr_cu_weight table = weight_of(s->w);
-        return lr_cu_embed(&table, p->meta_dev + meta->tokens, m, s->scale, out, st);
+        size_t ids = s->kind == LR_OP_EMBED ? meta->tokens : meta->held;
+        return lr_cu_embed(&table, p->meta_dev + ids, m, s->scale, out, st);
     }
     case LR_OP_NORM:
         return lr_cu_norm_rows(&s->norm, x, x2, at(p, s->sum), m, out, st);

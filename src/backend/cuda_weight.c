@@ -10,7 +10,8 @@
 enum { PIECE = 16 << 20 };
 
 struct cuda_bytes {
-    char *name; /* of the tensor, where the bytes are the file's: two weights of one tensor share them */
+    char *name;       /* of the tensor, where the bytes are the file's: two weights of one tensor share them */
+    const void *from; /* and where those were on the host: a weight may be some rows of a tensor */
     size_t bytes;
     int uses;
     char *at; /* on the device */
@@ -77,14 +78,14 @@ static void put_back(cuda_backend *be, cuda_bytes *b)
 static int get(cuda_backend *be, const char *name, const void *src, size_t n, cuda_bytes **out, lr_error *err)
 {
     for (cuda_bytes *b = be->loaded; b && name; b = b->next) {
-        if (!b->name || strcmp(b->name, name) != 0 || b->bytes != n) continue;
+        if (!b->name || strcmp(b->name, name) != 0 || b->from != src || b->bytes != n) continue;
         b->uses++;
         *out = b;
         return 0;
     }
     cuda_bytes *b = lr_calloc(1, sizeof *b);
     if (!b) return lr_fail(err, LR_ENOMEM, "no memory for a weight");
-    *b = (cuda_bytes){.name = name ? lr_strdup(name) : NULL, .bytes = n, .uses = 1, .next = be->loaded};
+    *b = (cuda_bytes){.name = name ? lr_strdup(name) : NULL, .from = src, .bytes = n, .uses = 1, .next = be->loaded};
     be->loaded = b;
     void *at = NULL;
     int rc = lr_cuda_alloc(be, &at, n + LR_CUDA_SLACK, "a weight", err);
