@@ -464,3 +464,5 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x)
     return cudaSuccess;
 }
 } // extern "C"
+
+void emu_submit(cudaStream_t s, std::function<void()> f) { submit(s, std::move(f)); }
