@@ -92,6 +92,12 @@ static inline const char *lr_op_name(lr_op_kind kind)
         return "softcap";
     case LR_OP_ROWS:
         return "rows";
+    case LR_OP_ROUTE:
+        return "route";
+    case LR_OP_EXPERTS:
+        return "experts";
+    case LR_OP_MIX:
+        return "mix";
     }
     return "?";
 }

@@ -278,11 +278,14 @@ static int convert(builder *b, int i, lr_error *err)
     case LR_OP_EMBED_AT:
         b->p->held = o->w->n;
         break;
+    case LR_OP_ACT:
+    case LR_OP_GLU:
+        if (o->u.act > LR_ACT_RELU2)
+            return lr_fail(err, LR_EUNSUPPORTED, "the CUDA backend has no activation %d", (int)o->u.act);
+        break;
     case LR_OP_EMBED:
     case LR_OP_NORM:
     case LR_OP_ROPE:
-    case LR_OP_ACT:
-    case LR_OP_GLU:
     case LR_OP_SCALE:
     case LR_OP_SOFTCAP:
     case LR_OP_ROWS:

@@ -34,7 +34,7 @@ typedef struct dm_model {
     int n_weights, n_values, n_ops;
     lr_weight *w[DM_MAX];
     void *host[DM_MAX]; /* owned bytes */
-    int width[DM_MAX];
+    int width[DM_MAX], route[DM_MAX];
     lr_op ops[DM_MAX];
     lr_kv_layer kv_layers[256];
     float *sinks;
@@ -281,7 +281,14 @@ static inline void dm_build(dm_model *m)
         cap.u.scale = s->logit_cap;
         logits = dm_op(m, cap, s->vocab);
     }
-    m->prog = (lr_program){m->n_values, m->width, m->n_ops, m->ops, logits, hidden};
+    for (int i = 0; i < m->n_values; i++) m->route[i] = -1;
+    m->prog = (lr_program){.n_values = m->n_values,
+                           .width = m->width,
+                           .route = m->route,
+                           .n_ops = m->n_ops,
+                           .ops = m->ops,
+                           .logits = logits,
+                           .hidden = hidden};
 }
 
 /* ---- the interface ---- */
