@@ -332,6 +332,127 @@ def quant():
     write_json(f"{DIR}/ref/quant.json", refs)
 
 
+# ---- tokenizers ----
+
+TEXTS = [
+    "Hello world! It's 2024, isn't it? I'll say 12345 things; we've 3.14 of them.",
+    "  leading and   inner    spaces\tand\ttabs \n\n\nnew lines \r\n end  ",
+    "def f(x):\n    return x**2 + 1  # comment\n\nclass A:\n\tpass\n",
+    "Zażółć gęślą jaźń. Ünïcödé cafe\u0301 naïve Ångström A\u030angstro\u0308m",
+    "日本語のテキスト、中文文本和한국어 텍스트 สวัสดี שלום مرحبا हिन्दी",
+    "emoji 🙂👍🏽👨‍👩‍👧‍👦 flags 🇩🇪 math ∑∫√ ﬁ ﬂ ½ ² Ⅷ ℌ ①",
+    "", " ", "\n", "a", "\u2581", "a\u2581b", "\u00a0nbsp\u3000wide\u200bzero", "I\u0307İSTANBUL ẞ ΑΣ ς",
+    "t<s>hi</s> <|x|>  spaced <|x|>\n<mask>  after <tool>a<tool>b x<word>y <word> z",
+    "x" * 50 + "1" * 30 + "!" * 20, "ᄀᄁ가각 क्षि ঽ \U0001F1E6 \ufffd \x07\x1b",
+]
+
+
+def corpus():
+    text = open("tests/data/ref/gpl3.txt").read()
+    return text.split("\n") + TEXTS * 3
+
+
+SPECIAL = [("<unk>", True, {}), ("<s>", True, {}), ("</s>", True, {}), ("<|x|>", True, {"rstrip": True}),
+           ("<mask>", True, {"lstrip": True}), ("<tool>", False, {}), ("<word>", False, {"single_word": True})]
+
+
+def tokenizers():
+    import tokenizers as tk
+    from tokenizers import decoders, models as md, normalizers as no, pre_tokenizers as pt, processors, trainers
+
+    qwen = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|"
+            r"\s+")
+    llama3 = qwen.replace(r"|\p{N}|", r"|\p{N}{1,3}|")
+    own = r"\p{Lu}+(?=\p{Lu}\p{Ll})|\p{Lu}?\p{Ll}+|\p{N}{2}|[^\S\r\n]+|\R|."
+    byte = pt.ByteLevel(add_prefix_space=False, use_regex=False)
+    split = lambda p, how="isolated", **kw: pt.Split(tk.Regex(p), how, **kw)  # noqa: E731
+    chars = sorted({c for line in corpus()[:200] for c in line})[:90]
+    byte_tokens = [f"<0x{b:02X}>" for b in range(256)]
+    bpe = lambda **kw: md.BPE(**kw)  # noqa: E731
+    kinds = {
+        "gpt2": (bpe(), None, pt.ByteLevel(add_prefix_space=False), decoders.ByteLevel(), "bytes"),
+        "gpt2-prefix": (bpe(), None, pt.ByteLevel(add_prefix_space=True), decoders.ByteLevel(), "bytes"),
+        "smollm": (bpe(), None, pt.Sequence([pt.Digits(True), pt.ByteLevel(add_prefix_space=False)]),
+                   decoders.ByteLevel(), "bytes"),
+        "qwen2": (bpe(), no.NFC(), pt.Sequence([split(qwen), byte]), decoders.ByteLevel(), "bytes"),
+        "llama3": (bpe(ignore_merges=True), None, pt.Sequence([split(llama3), byte]), decoders.ByteLevel(), "bytes"),
+        "own": (bpe(), no.Sequence([no.NFKC(), no.Lowercase()]),
+                pt.Sequence([split(own), pt.Punctuation("contiguous"), byte]), decoders.ByteLevel(), "bytes"),
+        "splits": (bpe(), no.NFKD(), pt.Sequence([
+            split(r"\d", "merged_with_previous"), split(r"[aeiou]", "merged_with_next"), split(r"\s", "contiguous"),
+            split(r"[!-~]+", "isolated", invert=True), byte]), decoders.ByteLevel(), "bytes"),
+        "spm": (bpe(byte_fallback=True, fuse_unk=True, unk_token="<unk>"),
+                no.Sequence([no.Prepend("▁"), no.Replace(" ", "▁")]), None,
+                decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(),
+                                   decoders.Strip(" ", 1, 0)]), "fallback"),
+        "metaspace": (bpe(fuse_unk=True, unk_token="<unk>"), no.NFC(), pt.Metaspace(prepend_scheme="first", split=True),
+                      decoders.Metaspace(prepend_scheme="first"), "plain"),
+        "gemma": (bpe(byte_fallback=True, fuse_unk=True, unk_token="<unk>"), no.Replace(" ", "▁"),
+                  pt.Split(" ", "merged_with_previous"),
+                  decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]), "fallback"),
+        "words": (bpe(unk_token="<unk>"), no.Sequence([no.NFD(), no.StripAccents(), no.Strip()]),
+                  pt.Sequence([pt.Whitespace(), pt.Digits(False)]), None, "plain"),
+        "unigram": (md.Unigram(), no.Sequence([no.NFKC(), no.Replace(tk.Regex(" {2,}"), " ")]),
+                    pt.Metaspace(prepend_scheme="always"), decoders.Metaspace(), "unigram"),
+        "unigram-map": (md.Unigram(), "nmt_nfkc", pt.Sequence([pt.WhitespaceSplit(), pt.Metaspace()]),
+                        decoders.Metaspace(), "unigram"),
+    }
+    refs = {}
+    for name, (model, normal, pre, decoder, how) in kinds.items():
+        t = tk.Tokenizer(model)
+        if normal == "nmt_nfkc":
+            normal = sentencepiece_rules(tk)
+        if normal:
+            t.normalizer = normal
+        if pre:
+            t.pre_tokenizer = pre
+        if decoder:
+            t.decoder = decoder
+        names = [c for c, _, _ in SPECIAL]
+        if how == "unigram":
+            trainer = trainers.UnigramTrainer(vocab_size=300, special_tokens=names[:3], unk_token="<unk>",
+                                              show_progress=False)
+        else:
+            alphabet = pt.ByteLevel.alphabet() if how == "bytes" else chars
+            extra = byte_tokens if how == "fallback" else []
+            trainer = trainers.BpeTrainer(vocab_size=420 + len(extra), special_tokens=names[:3] + extra,
+                                          initial_alphabet=alphabet, limit_alphabet=256 if how == "bytes" else 120,
+                                          show_progress=False)
+        t.train_from_iterator(corpus(), trainer)
+        t.add_tokens([tk.AddedToken(c, normalized=False, **kw) for c, special, kw in SPECIAL if not special])
+        t.add_special_tokens([tk.AddedToken(c, normalized=False, **kw) for c, special, kw in SPECIAL[3:] if special])
+        t.post_processor = processors.TemplateProcessing(single="<s> $A" + (" </s>" if name == "unigram" else ""),
+                                                         special_tokens=[("<s>", 1), ("</s>", 2)])
+        j = json.loads(t.to_str())
+        if how == "fallback":  # byte tokens are part of the model, not names
+            j["added_tokens"] = [a for a in j["added_tokens"] if not a["content"].startswith("<0x")]
+        write_json(f"{DIR}/tokenizers/{name}.json", j)
+        t = tk.Tokenizer.from_file(f"{DIR}/tokenizers/{name}.json")
+        refs[name] = [[x, t.encode(x).ids, t.decode(t.encode(x).ids)] for x in TEXTS]
+        print(name, t.get_vocab_size())
+    write_json(f"{DIR}/ref/tokenizers.json", refs)
+
+
+def sentencepiece_rules(tk):
+    """A few rules, compiled by SentencePiece (its own nmt_nfkc take 300 kB)."""
+    import io
+    import tempfile
+    import sentencepiece as sp
+    from sentencepiece import sentencepiece_model_pb2 as pb
+    rules = tempfile.NamedTemporaryFile("w", suffix=".tsv")
+    for a, b in [("\ufb01", "fi"), ("\u00a0", " "), ("\u3000", " "), ("e\u0301", "é"), ("\u200b", ""), ("①", "1"),
+                 ("½", "1/2"), ("日本", "jp"), ("\t", " "), ("\n", " "), ("ab", "c"), ("\U0001f642", ":)"), ("o\u0308", "ö")]:
+        rules.write(" ".join(f"{ord(c):X}" for c in a) + "\t" + " ".join(f"{ord(c):X}" for c in b) + "\n")
+    rules.flush()
+    out = io.BytesIO()
+    sp.SentencePieceTrainer.train(sentence_iterator=iter(corpus()), model_writer=out, vocab_size=200, model_type="unigram",
+                                  hard_vocab_limit=False, minloglevel=3,
+                                  normalization_rule_tsv=rules.name)
+    m = pb.ModelProto()
+    m.ParseFromString(out.getvalue())
+    return tk.normalizers.Precompiled(m.normalizer_spec.precompiled_charsmap)
+
+
 def main():
     what = sys.argv[1:] or ["models", "quant", "tokenizers"]
     for name in what:

@@ -1,7 +1,9 @@
 /* lua_text.c - binds vocabularies: text to ids and back, what a token is, the streaming detokenizer. */
 #include "base/mem.h"
 #include "lua/lua_int.h"
+#include "text/pipe.h"
 #include "text/text.h"
+#include <string.h>
 
 typedef struct vocab_ud {
     lr_vocab *v;
@@ -251,6 +253,71 @@ static const int32_t *id_list(lua_State *L, int idx, const char *field, size_t *
     return *n ? num_list(L, idx, field, *n, false) : NULL;
 }
 
+static int choice(lua_State *L, const char *value, const char *const *names, const char *what)
+{
+    for (int i = 0; names[i]; i++)
+        if (strcmp(value, names[i]) == 0) return i;
+    return luaL_error(L, "%s: '%s'", what, value);
+}
+
+static lr_str str_field(lua_State *L, int idx, const char *field)
+{
+    lr_str s = {"", 0};
+    if (lua_getfield(L, idx, field) == LUA_TSTRING) s.s = lua_tolstring(L, -1, &s.n);
+    lua_pop(L, 1); /* the table keeps it */
+    return s;
+}
+
+/* The steps of the list t.steps: { kind=, regex=, pattern=, content=, behavior=, prepend=, a=, b= }; left on the stack.
+ */
+static const lr_step_spec *step_list(lua_State *L, int idx, size_t *n)
+{
+    static const char *const kinds[] = {"nfc",           "nfd",     "nfkc",        "nfkd",     "lower", "strip",
+                                        "strip_accents", "replace", "prepend",     "charsmap", "split", "gpt2",
+                                        "metaspace",     "digits",  "punctuation", "spaces",   NULL};
+    static const char *const behaviors[] = {"removed", "isolated", "previous", "next", "contiguous", NULL};
+    static const char *const prepends[] = {"never", "first", "always", NULL};
+    *n = 0;
+    if (lua_getfield(L, idx, "steps") == LUA_TNIL) return NULL;
+    luaL_argcheck(L, lua_istable(L, -1), idx, "steps: a list expected");
+    lua_Integer count = luaL_len(L, -1);
+    luaL_argcheck(L, count >= 0 && count <= LR_PIPE_STEPS, idx, "too many steps");
+    lr_step_spec *steps = lua_newuserdatauv(L, (size_t)(count + 1) * sizeof *steps, 0);
+    for (lua_Integer i = 0; i < count; i++) {
+        lua_rawgeti(L, -2, i + 1);
+        int t = lua_gettop(L);
+        luaL_argcheck(L, lua_istable(L, t), idx, "steps: tables expected");
+        steps[i] = (lr_step_spec){
+            .kind = (lr_step_kind)choice(L, lr_lua_opt_str(L, t, "kind", ""), kinds, "kind of a step"),
+            .regex = lr_lua_opt_bool(L, t, "regex", false),
+            .pattern = str_field(L, t, "pattern"),
+            .content = str_field(L, t, "content"),
+            .behavior =
+                (lr_split_behavior)choice(L, lr_lua_opt_str(L, t, "behavior", "isolated"), behaviors, "behavior"),
+            .prepend = choice(L, lr_lua_opt_str(L, t, "prepend", "never"), prepends, "prepend"),
+            .a = lr_lua_opt_bool(L, t, "a", false),
+            .b = lr_lua_opt_bool(L, t, "b", false),
+        };
+        lua_pop(L, 1);
+    }
+    *n = (size_t)count;
+    return steps;
+}
+
+/* Numbers of the list t[field], n of them, as num_list does. */
+static const double *double_list(lua_State *L, int idx, const char *field, size_t n)
+{
+    if (lua_getfield(L, idx, field) == LUA_TNIL) return NULL;
+    luaL_argcheck(L, lua_istable(L, -1) && (size_t)luaL_len(L, -1) == n, idx, "a score for each token expected");
+    double *p = lua_newuserdatauv(L, (n + 1) * sizeof *p, 0);
+    for (size_t i = 0; i < n; i++) {
+        lua_rawgeti(L, -2, (lua_Integer)i + 1);
+        p[i] = luaL_checknumber(L, -1);
+        lua_pop(L, 1);
+    }
+    return p;
+}
+
 /* -1, 1 for false, true; 0 for nil */
 static int opt_choice(lua_State *L, int idx, const char *field)
 {
@@ -260,7 +327,8 @@ static int opt_choice(lua_State *L, int idx, const char *field)
 }
 
 /* vocab_new{ model=, pre=, tokens=, scores=, types=, merges=, bos=, eos=, unk=, eot=, pad=, add_bos=, add_eos=,
- * add_space_prefix=, nfc=, whole=, eogs={ids}, flags={id, lr_token_edge, ...} } -> vocabulary; nil, text, code */
+ * add_space_prefix=, prefix_once=, fuse_unk=, logs=, steps=, nfc=, whole=, eogs={ids}, flags={id, lr_token_edge, ...} }
+ * -> vocabulary; nil, text, code */
 static int core_vocab_new(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -275,6 +343,8 @@ static int core_vocab_new(lua_State *L)
         .add_bos = lr_lua_opt_bool(L, 1, "add_bos", false),
         .add_eos = lr_lua_opt_bool(L, 1, "add_eos", false),
         .add_space_prefix = lr_lua_opt_bool(L, 1, "add_space_prefix", false),
+        .prefix_once = lr_lua_opt_bool(L, 1, "prefix_once", false),
+        .fuse_unk = lr_lua_opt_bool(L, 1, "fuse_unk", false),
     };
     size_t n;
     s.tokens = str_list(L, 1, "tokens", &n);
@@ -286,6 +356,8 @@ static int core_vocab_new(lua_State *L)
     s.eogs = id_list(L, 1, "eogs", &s.n_eogs);
     s.edges = id_list(L, 1, "flags", &s.n_edges);
     s.n_edges /= 2;
+    s.logs = double_list(L, 1, "logs", n);
+    s.steps = step_list(L, 1, &s.n_steps);
     s.nfc = opt_choice(L, 1, "nfc");
     s.whole = opt_choice(L, 1, "whole");
     vocab_ud *u = lua_newuserdatauv(L, sizeof *u, 0);

@@ -6,7 +6,7 @@
 #include "text/text_int.h"
 #include "text/unicode.h"
 
-static bool pair_rank(const lr_tok *t, const lr_sym *a, const lr_sym *b, uint32_t *rank, int32_t *id)
+bool lr_text_pair_rank(const lr_tok *t, const lr_sym *a, const lr_sym *b, uint32_t *rank, int32_t *id)
 {
     const lr_vocab *v = t->v;
     uint64_t key = ((uint64_t)(uint32_t)a->id << 32 | (uint32_t)b->id) + 1;
@@ -65,10 +65,16 @@ static int word(void *ctx, size_t start, size_t end)
         if (lr_text_merge_push(t, at, at + 1, id)) return t->err->code;
         at++;
     }
-    if (lr_text_merge_run(t, pair_rank)) return t->err->code;
+    if (lr_text_merge_run(t, lr_text_pair_rank)) return t->err->code;
     for (int32_t i = 0; i >= 0; i = t->sym[i].next)
         if (lr_text_ids_add(&t->out, t->sym[i].id, t->err)) return t->err->code;
     return 0;
+}
+
+int lr_text_bpe_word(lr_tok *t, const uint8_t *s, size_t n)
+{
+    t->text = s;
+    return n ? word(t, 0, n) : 0;
 }
 
 int lr_text_bpe(lr_tok *t, const uint8_t *s, size_t n)

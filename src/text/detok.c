@@ -10,7 +10,7 @@ static lr_str shown(const lr_vocab *v, int32_t id, bool special, bool *strip)
     lr_str p = {"", 0};
     if (id < 0 || (uint32_t)id >= v->n) return p;
     if (v->flag[id] & LR_TF_CONTROL) {
-        *strip = v->add_space_prefix;
+        if (!v->prefix_once) *strip = v->add_space_prefix;
         return special ? lr_vocab_piece_str(v, (uint32_t)id) : p;
     }
     p = lr_vocab_piece_str(v, (uint32_t)id);

@@ -1,4 +1,4 @@
-/* text.h - tokenizers (byte-level BPE and SentencePiece BPE) and the streaming detokenizer.
+/* text.h - tokenizers (byte-level BPE, SentencePiece BPE, those of tokenizer.json) and the streaming detokenizer.
  *
  * A vocabulary (lr_vocab) is built once from a model file's own tables and never changes; any thread may use it at any
  * time. "Raw text" of a token is what the file holds ("Ġthe", "▁the", "<0x0A>"); its "piece" is the bytes it stands
@@ -56,22 +56,29 @@ enum lr_token_edge {
 
 /* Everything is borrowed for the call only. */
 typedef struct lr_vocab_spec {
-    const char *model;    /* tokenizer.ggml.model: "gpt2" (byte-level BPE) or "llama" (SentencePiece BPE) */
+    const char *model;    /* tokenizer.ggml.model: "gpt2" (byte-level BPE) or "llama" (SentencePiece BPE); of
+                           * tokenizer.json also "chars" (BPE over characters by merges) and "unigram" */
     const char *pre;      /* tokenizer.ggml.pre: "smollm", "qwen2", "llama-bpe", ...; needed for gpt2, else ignored */
     uint32_t n_tokens;    /* 1 .. LR_VOCAB_MAX */
     const lr_str *tokens; /* (n_tokens) raw text; at most LR_TOKEN_MAX bytes each */
     const float *scores;  /* (n_tokens) or NULL: all 0; needed for llama */
-    const int32_t *types; /* (n_tokens) lr_token_type, or NULL: all normal */
-    size_t n_merges;      /* gpt2 only */
-    const lr_str *merges; /* (n_merges) "a b", best first; a zero byte instead of the space is taken too */
-    size_t n_eogs;        /* further tokens that end generation */
-    const int32_t *eogs;  /* (n_eogs) */
-    size_t n_edges;       /* what tokens found by their names take along, see lr_token_edge */
-    const int32_t *edges; /* (2 n_edges) id, lr_token_edge bits */
-    int nfc, whole;       /* gpt2: instead of what the rule says (presplit.h): 1 yes, -1 no, 0 as it says */
+    const double *logs;   /* (n_tokens) unigram: log probabilities */
+    size_t n_steps;       /* what is done to text first, see pipe.h: instead of pre; needed for chars and unigram */
+    const struct lr_step_spec *steps;
+    const int32_t *types;            /* (n_tokens) lr_token_type, or NULL: all normal */
+    size_t n_merges;                 /* gpt2 only */
+    const lr_str *merges;            /* (n_merges) "a b", best first; a zero byte instead of the space is taken too */
+    size_t n_eogs;                   /* further tokens that end generation */
+    const int32_t *eogs;             /* (n_eogs) */
+    size_t n_edges;                  /* what tokens found by their names take along, see lr_token_edge */
+    const int32_t *edges;            /* (2 n_edges) id, lr_token_edge bits */
+    int nfc, whole;                  /* gpt2: instead of what the rule says (presplit.h): 1 yes, -1 no, 0 as it says */
     int32_t bos, eos, unk, eot, pad; /* -1 = none */
     bool add_bos, add_eos;           /* tokenizer.ggml.add_bos_token, add_eos_token; see lr_text_default_bos */
-    bool add_space_prefix;           /* llama only; a file that does not say means true */
+    bool add_space_prefix;           /* llama only; a file that does not say means true. With steps: decoding takes
+                                      * a space away at the start, and (not prefix_once) after control tokens */
+    bool prefix_once;
+    bool fuse_unk; /* chars: neighbouring unknown characters are one token */
 } lr_vocab_spec;
 
 #define LR_VOCAB_MAX (1u << 24)

@@ -5,13 +5,15 @@
 #ifndef LR_TEXT_TEXT_INT_H
 #define LR_TEXT_TEXT_INT_H
 #include "base/mem.h"
+#include "text/pipe.h"
 #include "text/presplit.h"
 #include "text/text.h"
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum lr_vocab_kind { LR_VOCAB_BPE, LR_VOCAB_SPM };
+/* BPE: byte-level. SPM: SentencePiece's BPE, by scores; CHARS: the same by merges; UNIGRAM. */
+enum lr_vocab_kind { LR_VOCAB_BPE, LR_VOCAB_SPM, LR_VOCAB_CHARS, LR_VOCAB_UNIGRAM };
 
 /* Bits of lr_vocab.flag[id]. */
 enum {
@@ -35,6 +37,15 @@ typedef struct lr_vocab_names {
     uint32_t first[257];
 } lr_vocab_names;
 
+/* Tokens that the Unigram model finds in texts, sorted by their bytes. */
+typedef struct lr_unigram {
+    uint32_t n;
+    int32_t *id; /* (n) */
+    uint32_t first[257];
+    double *score; /* (vocabulary) */
+    double unknown;
+} lr_unigram;
+
 struct lr_vocab {
     atomic_uint refs;
     enum lr_vocab_kind kind;
@@ -42,7 +53,10 @@ struct lr_vocab {
     uint32_t n;
     int32_t bos, eos, unk, eot, pad;
     bool add_bos, add_eos, add_space_prefix;
-    bool nfc, whole; /* BPE: see lr_pre */
+    bool nfc, whole;  /* BPE: see lr_pre */
+    bool fuse_unk;    /* CHARS: neighbouring unknowns are one */
+    bool prefix_once; /* add_space_prefix: at the text's start only */
+    lr_pipe *pipe;    /* or NULL: pre, or as SPM does */
     size_t max_raw, max_piece;
 
     char *raw_text, *piece_text;
@@ -57,6 +71,7 @@ struct lr_vocab {
     uint32_t slot_mask;
     lr_pair *pair; /* BPE */
     uint64_t pair_mask;
+    lr_unigram uni;
     uint8_t *near; /* SentencePiece: bitmap of hashed character pairs that stand side by side in some piece */
 
     int32_t byte_id[256];          /* the token of one byte, -1 none */
@@ -112,8 +127,9 @@ typedef struct lr_tok {
     size_t n_sym, cap_sym;
     uint64_t *heap; /* rank << 32 | symbol, see merge.c */
     size_t n_heap, cap_heap;
-    const uint8_t *text; /* BPE: the segment that is being split */
-    char *word;          /* SentencePiece: a word in the spelling of raw text */
+    const uint8_t *start; /* of the whole text */
+    const uint8_t *text;  /* BPE: the segment that is being split */
+    char *word;           /* SentencePiece: a word in the spelling of raw text */
     size_t cap_word;
 } lr_tok;
 
@@ -127,5 +143,12 @@ int lr_text_merge_run(lr_tok *t,
 /* A segment of text without names in it. */
 int lr_text_bpe(lr_tok *t, const uint8_t *s, size_t n);
 int lr_text_spm(lr_tok *t, const uint8_t *s, size_t n, bool space_prefix);
+/* A word. */
+int lr_text_bpe_word(lr_tok *t, const uint8_t *s, size_t n);
+int lr_text_chars(lr_tok *t, const uint8_t *s, size_t n);
+int lr_text_unigram(lr_tok *t, const uint8_t *s, size_t n);
+bool lr_text_pair_rank(const lr_tok *t, const lr_sym *a, const lr_sym *b, uint32_t *rank, int32_t *id);
+/* Tables of the Unigram model; scores (n). */
+int lr_unigram_init(lr_vocab *v, const double *scores, lr_error *err);
 
 #endif

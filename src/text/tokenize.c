@@ -17,10 +17,21 @@ int lr_text_ids_add(lr_ids *o, int32_t id, lr_error *err)
     return 0;
 }
 
+static int pipe_word(void *ctx, const uint8_t *text, size_t start, size_t end)
+{
+    lr_tok *t = ctx;
+    const uint8_t *s = text + start;
+    size_t n = end - start;
+    return t->v->kind == LR_VOCAB_BPE     ? lr_text_bpe_word(t, s, n)
+           : t->v->kind == LR_VOCAB_CHARS ? lr_text_chars(t, s, n)
+                                          : lr_text_unigram(t, s, n);
+}
+
 /* Text without names; *fresh: it follows the start or a control token, so SentencePiece may want a space before it. */
 static int segment(lr_tok *t, const uint8_t *s, size_t n, bool *fresh)
 {
     const lr_vocab *v = t->v;
+    if (v->pipe) return n ? lr_pipe_run(v->pipe, s, n, s == t->start, pipe_word, t, t->err) : 0;
     bool prefix = *fresh && v->add_space_prefix;
     *fresh = false;
     return v->kind == LR_VOCAB_BPE ? lr_text_bpe(t, s, n) : lr_text_spm(t, s, n, prefix);
@@ -69,6 +80,7 @@ static int tokenize(lr_tok *t, const uint8_t *s, size_t n, unsigned flags)
     const lr_vocab_names *names = flags & LR_TOK_SPECIAL ? &v->special : &v->plain;
     bool fresh = true;
     size_t from = 0, i = 0;
+    t->start = s;
     while (i < n) {
         int32_t id = names->first[s[i]] < names->first[s[i] + 1] ? lr_vocab_names_match(v, names, s, i, n) : -1;
         size_t at = i, end = id < 0 ? 0 : i + lr_vocab_piece_str(v, (uint32_t)id).n;

@@ -156,7 +156,7 @@ static void sort_marks(int32_t *a, size_t n, int32_t *tmp)
     }
 }
 
-static void order_marks(int32_t *a, size_t n, int32_t *tmp)
+void lr_uc_order_marks(int32_t *a, size_t n, int32_t *tmp)
 {
     for (size_t i = 0; i < n;) {
         if (ccc(a[i]) == 0) {
@@ -184,7 +184,7 @@ static size_t compose(const uint8_t *s, size_t n, int32_t *a, int32_t *tmp, uint
         if (k < 1 || k > 4) a[m] = cp, k = 1;
         m += (size_t)k;
     }
-    order_marks(a, m, tmp);
+    lr_uc_order_marks(a, m, tmp);
     utf8proc_ssize_t r = utf8proc_normalize_utf32(a, (utf8proc_ssize_t)m, UTF8PROC_STABLE | UTF8PROC_COMPOSE);
     if (r >= 0) m = (size_t)r;
     size_t o = 0;

@@ -45,4 +45,7 @@ bool lr_uc_is_han(int32_t cp); /* script Han */
  * form (then use the text itself). Time n log n. */
 int lr_uc_nfc(const uint8_t *s, size_t n, uint8_t **out, size_t *out_n, lr_error *err);
 
+/* Sorts the combining marks of decomposed characters a[0..n), as the normal forms want them; tmp holds n. */
+void lr_uc_order_marks(int32_t *a, size_t n, int32_t *tmp);
+
 #endif

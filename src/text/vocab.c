@@ -121,7 +121,7 @@ static size_t make_piece(const lr_vocab *v, uint32_t id, char *out)
         out[0] = (char)byte_name(raw);
         return 1;
     }
-    if (v->kind == LR_VOCAB_SPM && type != LR_TT_CONTROL && type != LR_TT_UNKNOWN) return spm_piece(raw, out);
+    if (v->kind != LR_VOCAB_BPE && type != LR_TT_CONTROL && type != LR_TT_UNKNOWN) return spm_piece(raw, out);
     if (v->kind == LR_VOCAB_BPE && type == LR_TT_NORMAL) return bpe_piece(raw, out);
     if (raw.n) memcpy(out, raw.s, raw.n);
     return raw.n;
@@ -346,7 +346,7 @@ static int add_scores(lr_vocab *v, const lr_vocab_spec *spec, lr_error *err)
     v->near = lr_calloc((size_t)1 << (LR_NEAR_BITS - 3), 1);
     if (!v->rank || !v->near) return lr_fail(err, LR_ENOMEM, "no memory for the scores of %u tokens", v->n);
     for (uint32_t id = 0; id < v->n; id++) {
-        v->rank[id] = score_rank(spec->scores[id]);
+        v->rank[id] = spec->scores ? score_rank(spec->scores[id]) : 0;
         if (v->flag[id] & LR_TF_MERGE) mark_near(v, id);
     }
     return 0;
@@ -358,7 +358,7 @@ static void find_bytes(lr_vocab *v)
         char c[2];
         v->byte_id[b] = v->kind == LR_VOCAB_BPE ? lr_vocab_raw_id(v, c, lr_text_bytelevel((uint8_t)b, c)) : -1;
     }
-    for (uint32_t id = 0; v->kind == LR_VOCAB_SPM && id < v->n; id++) {
+    for (uint32_t id = 0; v->kind != LR_VOCAB_BPE && id < v->n; id++) {
         int b = v->type[id] == LR_TT_BYTE ? byte_name(lr_vocab_raw_str(v, id)) : -1;
         if (b >= 0 && v->byte_id[b] < 0) v->byte_id[b] = (int32_t)id;
     }
@@ -378,13 +378,17 @@ static int check_spec(lr_vocab *v, const lr_vocab_spec *spec, lr_error *err)
         v->kind = LR_VOCAB_BPE;
     else if (strcmp(model, "llama") == 0)
         v->kind = LR_VOCAB_SPM;
+    else if (spec->n_steps && strcmp(model, "chars") == 0)
+        v->kind = LR_VOCAB_CHARS;
+    else if (spec->n_steps && spec->logs && strcmp(model, "unigram") == 0)
+        v->kind = LR_VOCAB_UNIGRAM;
     else
         return lr_fail(err, LR_EUNSUPPORTED, "tokenizer.ggml.model \"%.40s\" is not supported (gpt2 and llama are)",
                        model);
-    v->pre = v->kind == LR_VOCAB_BPE ? lr_pre_find(spec->pre) : NULL;
-    if (v->kind == LR_VOCAB_BPE && !spec->pre)
+    v->pre = v->kind == LR_VOCAB_BPE && !spec->n_steps ? lr_pre_find(spec->pre) : NULL;
+    if (v->kind == LR_VOCAB_BPE && !spec->pre && !spec->n_steps)
         return lr_fail(err, LR_EUNSUPPORTED, "the file does not say how text is split (tokenizer.ggml.pre is missing)");
-    if (v->kind == LR_VOCAB_BPE && !v->pre)
+    if (v->kind == LR_VOCAB_BPE && !v->pre && !spec->n_steps)
         return lr_fail(err, LR_EUNSUPPORTED, "tokenizer.ggml.pre \"%.40s\" is not known", spec->pre);
     if (spec->n_tokens < 1 || spec->n_tokens > LR_VOCAB_MAX)
         return lr_fail(err, LR_EFORMAT, "tokenizer: %u tokens", spec->n_tokens);
@@ -401,11 +405,13 @@ static int check_spec(lr_vocab *v, const lr_vocab_spec *spec, lr_error *err)
         if (spec->edges[2 * i] < 0 || spec->edges[2 * i] >= (int32_t)spec->n_tokens)
             return lr_fail(err, LR_EFORMAT, "tokenizer: token %d, of %u tokens", spec->edges[2 * i], spec->n_tokens);
     v->nfc = v->pre && (spec->nfc ? spec->nfc > 0 : v->pre->nfc);
-    v->whole = v->pre && (spec->whole ? spec->whole > 0 : v->pre->whole);
+    v->whole = spec->whole ? spec->whole > 0 : v->pre && v->pre->whole;
+    v->fuse_unk = spec->fuse_unk;
+    v->prefix_once = spec->prefix_once;
     v->n = spec->n_tokens;
     v->bos = spec->bos, v->eos = spec->eos, v->unk = spec->unk, v->eot = spec->eot, v->pad = spec->pad;
     v->add_bos = spec->add_bos, v->add_eos = spec->add_eos;
-    v->add_space_prefix = v->kind == LR_VOCAB_SPM && spec->add_space_prefix;
+    v->add_space_prefix = v->kind != LR_VOCAB_BPE && spec->add_space_prefix;
     return 0;
 }
 
@@ -462,7 +468,10 @@ int lr_vocab_new(lr_vocab **out, const lr_vocab_spec *spec, lr_error *err)
     }
     for (size_t i = 0; i < spec->n_edges; i++) v->edge[spec->edges[2 * i]] = (uint8_t)spec->edges[2 * i + 1];
     find_bytes(v);
-    if (v->kind == LR_VOCAB_BPE ? add_merges(v, spec, err) : add_scores(v, spec, err)) goto fail;
+    if (spec->n_steps && lr_pipe_new(&v->pipe, spec->steps, spec->n_steps, err)) goto fail;
+    if ((v->kind == LR_VOCAB_BPE || v->kind == LR_VOCAB_CHARS) && add_merges(v, spec, err)) goto fail;
+    if ((v->kind == LR_VOCAB_SPM || v->kind == LR_VOCAB_CHARS) && add_scores(v, spec, err)) goto fail;
+    if (v->kind == LR_VOCAB_UNIGRAM && lr_unigram_init(v, spec->logs, err)) goto fail;
     if (names_build(v, &v->special, LR_TF_NAME, err) || names_build(v, &v->plain, LR_TF_PLAIN, err)) goto fail;
     *out = v;
     return 0;
@@ -480,8 +489,10 @@ lr_vocab *lr_vocab_ref(lr_vocab *v)
 void lr_vocab_unref(lr_vocab *v)
 {
     if (!v || atomic_fetch_sub(&v->refs, 1) != 1) return;
-    void *parts[] = {v->raw_text, v->piece_text, v->raw_at, v->piece_at, v->type,       v->flag,     v->rank,
-                     v->slot,     v->edge,       v->pair,   v->near,     v->special.id, v->plain.id, v};
+    lr_pipe_free(v->pipe);
+    void *parts[] = {
+        v->uni.id, v->uni.score, v->raw_text, v->piece_text, v->raw_at, v->piece_at,   v->type,     v->flag,
+        v->rank,   v->slot,      v->edge,     v->pair,       v->near,   v->special.id, v->plain.id, v};
     for (size_t i = 0; i < sizeof parts / sizeof *parts; i++) lr_free(parts[i]);
 }
 

@@ -210,7 +210,7 @@ function M.spec(path, o)
     tok.bytes = get(model, "byte_fallback") == true
     local spec = steps.read(t, model)
     local tokens, types, scores = columns(tok, size)
-    spec.tokens, spec.types, spec.scores = tokens, types, scores or spec.scores
+    spec.tokens, spec.types, spec.logs = tokens, types, scores
     if spec.model ~= "unigram" then spec.merges = read_merges(model) end
     spec.flags = {}
     for id, f in pairs(tok.flags) do
