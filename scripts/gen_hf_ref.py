@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 """Writes tests/data/hf: tiny Hugging Face folders and tokenizers, with what Transformers and Tokenizers make of them.
 
-Usage: python3 scripts/gen_hf_ref.py [models] [quant] [tokenizers]   (from the repository root; default: all)
+Usage: python3 scripts/gen_hf_ref.py [models] [quant] [tokenizers] [real]   (from the repository root; default: all but
+real)
 
 Makes a virtual environment in ~/.cache/llmrun/hf-venv with torch, transformers, tokenizers, safetensors and
 sentencepiece if there is none (several GB), and runs itself in it.
@@ -11,6 +12,7 @@ models      random models of each architecture, two layers or so, in BF16, F16 a
 quant       one random layer in each quantized format, packed by the rules written out here; the logits are those of
             the dequantized weights
 tokenizers  trained on a few texts; ref/tokenizers.json has ids
+real        SmolLM2's GGUF file as a folder in ~/.cache/llmrun, for tests/bench/hf_real.lua (needs the package gguf)
 """
 import json
 import os
@@ -451,6 +453,49 @@ def sentencepiece_rules(tk):
     m = pb.ModelProto()
     m.ParseFromString(out.getvalue())
     return tk.normalizers.Precompiled(m.normalizer_spec.precompiled_charsmap)
+
+
+# ---- a real model ----
+
+def real():
+    """SmolLM2's GGUF file as a folder of F16 weights: ~/.cache/llmrun/smollm2-hf. For comparing by hand."""
+    import gguf
+    home = os.path.expanduser("~/.cache/llmrun")
+    r = gguf.GGUFReader(home + "/SmolLM2-135M-Instruct.Q4_1.gguf")
+    get = lambda k: r.fields[k].contents()  # noqa: E731
+    names = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "attn_norm": "input_layernorm",
+             "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
+             "attn_output": "self_attn.o_proj", "ffn_norm": "post_attention_layernorm", "ffn_gate": "mlp.gate_proj",
+             "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+    heads = {"attn_q": get("llama.attention.head_count"), "attn_k": get("llama.attention.head_count_kv")}
+    tensors = {}
+    for t in r.tensors:
+        parts = t.name.split(".")
+        module = parts[-2]
+        w = gguf.dequantize(t.data, t.tensor_type).reshape(tuple(reversed([int(x) for x in t.shape])))
+        if module in heads:  # back from neighbouring pairs to halves
+            h = heads[module]
+            w = w.reshape(h, w.shape[0] // h // 2, 2, w.shape[1]).swapaxes(1, 2).reshape(w.shape)
+        prefix = f"model.layers.{parts[1]}." if parts[0] == "blk" else ""
+        tensors[prefix + names[module] + ".weight"] = torch.from_numpy(np.ascontiguousarray(w)).half()
+    folder = home + "/smollm2-hf"
+    os.makedirs(folder, exist_ok=True)
+    save_file(tensors, folder + "/model.safetensors")
+    write_json(folder + "/config.json", {
+        "model_type": "llama", "hidden_size": get("llama.embedding_length"), "vocab_size": get("llama.vocab_size"),
+        "num_hidden_layers": get("llama.block_count"), "num_attention_heads": heads["attn_q"],
+        "num_key_value_heads": heads["attn_k"], "intermediate_size": get("llama.feed_forward_length"),
+        "max_position_embeddings": get("llama.context_length"), "rope_theta": get("llama.rope.freq_base"),
+        "rms_norm_eps": get("llama.attention.layer_norm_rms_epsilon"), "tie_word_embeddings": True,
+        "bos_token_id": get("tokenizer.ggml.bos_token_id"), "eos_token_id": get("tokenizer.ggml.eos_token_id")})
+    tokens, types = get("tokenizer.ggml.tokens"), get("tokenizer.ggml.token_type")
+    write_json(folder + "/tokenizer.json", {
+        "added_tokens": [{"id": i, "content": x, "special": True} for i, x in enumerate(tokens) if types[i] == 3],
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [
+            {"type": "Digits", "individual_digits": True}, {"type": "ByteLevel", "add_prefix_space": False}]},
+        "model": {"type": "BPE", "vocab": {x: i for i, x in enumerate(tokens)}, "merges": get("tokenizer.ggml.merges")}})
+    write_json(folder + "/tokenizer_config.json", {"chat_template": get("tokenizer.chat_template")})
+
 
 
 def main():

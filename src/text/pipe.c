@@ -15,7 +15,7 @@
 #include <string.h>
 
 #define HEAP_KB     (64u << 10) /* of a match */
-#define MATCH_STEPS 20000000u   /* of a match */
+#define MATCH_STEPS 5000000u    /* of a match */
 
 typedef struct step {
     lr_step_spec s; /* pattern, content: owned */

@@ -201,7 +201,8 @@ end
 --- Fields of core.vocab_new that say how text becomes tokens.
 function M.read(t, model)
     local normal, pre = flat(get(t, "normalizer"), "normalizers"), flat(get(t, "pre_tokenizer"), "pretokenizers")
-    local kind = get(model, "type") or (type(model.vocab) == "table" and json.is_array(model.vocab) and "Unigram" or "BPE")
+    local kind = get(model, "type")
+    if not kind then kind = json.is_array(model.vocab) and "Unigram" or "BPE" end
     if kind ~= "BPE" and kind ~= "Unigram" then unsupported("model '%s' is not supported", tostring(kind)) end
     for _, name in ipairs { "continuing_subword_prefix", "end_of_word_suffix" } do
         local v = get(model, name)
