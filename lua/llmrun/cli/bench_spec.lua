@@ -16,7 +16,11 @@ M.flags = {
     { "spec", help = "speculation: with and without, side by side" },
     { "draft", arg = "MODEL", help = "--spec: a draft model" },
     { "task", arg = "LIST", default = "code,edit", help = "--spec: code, edit" },
-    { "method", arg = "LIST", help = "--spec: ngram, suffix, draft, with =K always that many; e.g. draft,draft=4" },
+    { "layers", arg = "N", type = "integer", help = "--spec: of the model, for the method early_exit" },
+    { "heads", arg = "FILE", help = "--spec: Medusa heads (scripts/train_medusa)" },
+    { "temperature", arg = "T", type = "number", default = 0, help = "--spec: 0 = greedy" },
+    { "method", arg = "LIST", help = "--spec: ngram, suffix, draft, distribution (draft, judged), early_exit, heads; "
+        .. "with =K always that many, with xN up to N ways at a place; e.g. draft,draft=4,draft=4x3" },
 }
 
 local CODE = {
@@ -72,11 +76,15 @@ local function list(text)
     return t
 end
 
---- "draft=4" -> what gen takes
-local function option(name)
-    local method, k = name:match "^(%a+)=(%d+)$"
-    if not method then return name end
-    return { method = method, k = math.tointeger(tonumber(k)), fixed = true }
+--- "draft=4x2" -> what gen takes
+local function option(name, o)
+    if name == "off" then return "off" end
+    local method, k, wide = name:match "^([%a_]+)=?(%d*)x?(%d*)$"
+    return {
+        method = method == "distribution" and "draft" or method, k = math.tointeger(tonumber(k)), fixed = k ~= "",
+        branches = math.tointeger(tonumber(wide)), layers = method == "early_exit" and o.layers or nil,
+        accept = method == "distribution" and "distribution" or nil,
+    }
 end
 
 local function median(t)
@@ -86,14 +94,14 @@ local function median(t)
 end
 
 --- One run of `batch` requests: tokens a second behind the first token, texts, counts of drafts.
-local function run(llm, model, task, batch, tokens, speculate)
+local function run(llm, model, task, batch, o, speculate)
     local sum = { drafts = 0, drafted = 0, accepted = 0, steps = 0, draft_time = 0, tried = 0, right = 0 }
     local numbers, first, last, texts, count = {}, math.huge, 0, {}, 0
     for i = 1, batch do numbers[i] = i end
     llm.map(numbers, function(i)
         local s <close> = model:session()
         s:user(TASKS[task](i))
-        local r = s:gen { max_tokens = tokens, temperature = 0, speculate = speculate }
+        local r = s:gen { max_tokens = o.decode, temperature = o.temperature, seed = i, speculate = speculate }
         texts[i] = r.text
         count = count + r.usage.completion_tokens - 1
         first = math.min(first, r.timing.first_token)
@@ -108,8 +116,9 @@ local function run(llm, model, task, batch, tokens, speculate)
 end
 
 --- What the formula says of the drafts counted; 1 without any.
-local function predict(model, sum, batch)
+local function predict(model, sum, batch, branched)
     if sum.drafts == 0 then return 1 end
+    if branched then return nil end -- the formula knows no branches
     local k, a = sum.drafted / sum.drafts, math.min(sum.right / sum.tried, 0.999)
     local one, pass = model.engine:pace(batch)
     pass = sum.draft_time > 0 and pass or 0
@@ -123,13 +132,17 @@ local function predict(model, sum, batch)
 end
 
 local function methods_of(o)
-    local t = list(o.method or (o.draft and "ngram,suffix,draft" or "ngram,suffix"))
+    local t = list(o.method or "ngram,suffix" .. (o.draft and ",draft" or "") .. (o.layers and ",early_exit" or "") ..
+        (o.heads and ",heads" or ""))
+    local needs = { ngram = true, suffix = true, draft = o.draft, distribution = o.draft, early_exit = o.layers,
+        heads = o.heads }
+    local flag = { draft = "draft MODEL", distribution = "draft MODEL", early_exit = "layers N", heads = "heads FILE" }
     for _, name in ipairs(t) do
-        local m = name:match "^%a+"
-        if m ~= "ngram" and m ~= "suffix" and m ~= "draft" then
-            args.fail(("--method: '%s' is none of ngram, suffix, draft"):format(name), 2)
-        elseif m == "draft" and not o.draft then
-            args.fail("--method draft needs --draft MODEL", 2)
+        local m = name:match "^([%a_]+)=?%d*x?%d*$"
+        if not needs[m] and not flag[m] then
+            args.fail(("--method: '%s' is none of ngram, suffix, draft, distribution, early_exit, heads"):format(name), 2)
+        elseif not needs[m] then
+            args.fail(("--method %s needs --%s"):format(m, flag[m]), 2)
         end
     end
     return t
@@ -141,7 +154,7 @@ local function measure(llm, model, task, batch, o, names)
     local order = table.move(names, 1, #names, 2, { "off" })
     for round = 0, o["repeat"] do
         for _, name in ipairs(order) do
-            local rate, text, sum = run(llm, model, task, batch, o.decode, option(name))
+            local rate, text, sum = run(llm, model, task, batch, o, option(name, o))
             local e = all[name]
             if round > 0 then e.rates[round] = rate end
             e.text, e.sum = text, sum
@@ -155,7 +168,7 @@ local function record_of(model, task, batch, name, e, off)
     local s = e.sum
     return {
         task = task, batch = batch, method = name, tps = e.rate, off_tps = off.rate, speedup = e.rate / off.rate,
-        predicted = predict(model, s, batch), same_text = e.text == off.text,
+        predicted = predict(model, s, batch, name:find "x" or name:find "^heads" or name:find "^early_exit"), same_text = e.text == off.text,
         length = s.drafts > 0 and s.accepted / s.drafts or 0, drafted = s.drafts > 0 and s.drafted / s.drafts or 0,
         acceptance = s.drafted > 0 and s.accepted / s.drafted or 0, part = s.steps > 0 and s.drafts / s.steps or 0,
     }
@@ -171,12 +184,12 @@ function M.run(o, sizes)
     end
     local model <close> = common.load(o, {
         ctx = o.ctx or 1024, max_seqs = math.max(64, most), kv = { type = o.kv_type, blocks = (o.ctx or 1024) // 16 *
-            (most + 1) }, speculate = { method = "off", draft = o.draft },
+            (most + 1) }, speculate = { method = "off", draft = o.draft, heads = o.heads },
     })
     if not o.json then
         print(("%s, %s, %d tokens%s"):format(model.info.name, model.info.backend, o.decode,
             o.draft and ", draft " .. o.draft or ""))
-        print("task  batch  method     tokens/s    off  speed-up  formula  drafts of  taken  in steps  same text")
+        print("task  batch  method        tokens/s   off  speed-up  formula  drafts of  taken  in steps  same text")
     end
     local status = 0
     for _, task in ipairs(list(o.task)) do
@@ -184,11 +197,11 @@ function M.run(o, sizes)
             local all = measure(llm, model, task, batch, o, names)
             for _, name in ipairs(names) do
                 local r = record_of(model, task, batch, name, all[name], all.off)
-                if not r.same_text then status = 1 end
+                if not r.same_text and not name:find "^distribution" then status = 1 end
                 if o.json then
                     print(require("cjson").encode(r))
                 else
-                    print(("%-5s %5d  %-9s %9.1f %6.1f %8.2fx %7s %10.1f %6.1f %8.0f%%  %s"):format(task, batch, name,
+                    print(("%-5s %5d  %-13s %7.1f %6.1f %8.2fx %7s %10.1f %6.1f %8.0f%%  %s"):format(task, batch, name,
                         r.tps, r.off_tps, r.speedup, r.predicted and ("%.2fx"):format(r.predicted) or "-", r.drafted,
                         r.length, 100 * r.part, r.same_text and "yes" or "NO"))
                 end

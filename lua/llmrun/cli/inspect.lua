@@ -13,6 +13,7 @@ local M = {
     examples = [[
         llmrun inspect smollm2
         llmrun inspect model.gguf --ctx 4096 --batch 8 --kv-type q8_0
+        llmrun inspect qwen-1.5b --ctx 4096 --draft qwen-0.5b
         llmrun inspect model.gguf --tensors
         llmrun inspect model.gguf --kernels --compute int8
         llmrun inspect model.gguf --key tokenizer.chat_template
@@ -26,6 +27,7 @@ local M = {
           help = "KV format" },
         { "kv-value-type", arg = "TYPE", choices = { "f32", "f16", "bf16", "q8_0", "q4_0" },
           help = "format of its values (default: as --kv-type)" },
+        { "draft", arg = "MODEL", help = "a model that drafts for it: its memory too" },
         { "block-size", arg = "N", type = "integer", default = 16, help = "tokens of a KV block" },
         { "tensors", help = "lists every tensor" },
         { "kernels", help = "how this machine does the products of each type and shape of weight" },
@@ -109,6 +111,18 @@ local function gather(path, o)
     return r
 end
 
+--- What a draft model takes beside it: its KV has the type of the model's keys.
+local function gather_draft(r, o)
+    local path = common.find(o.draft)
+    local file = open(path)
+    local tokens = file:get("tokenizer.ggml.tokens")
+    local layers, why = plan.layers(file, tokens and #tokens or r.n_tokens)
+    if not layers then args.fail(("--draft %s: %s"):format(path, tostring(why))) end
+    local _, bytes = totals(file:tensors())
+    r.draft = { path = path, weight_bytes = bytes,
+        kv_bytes = plan.kv_bytes(layers, r.ctx, o.batch, o.kv_type, o.block_size) }
+end
+
 local function print_memory(r, o)
     if r.problem then
         print("\nmemory     can't be told: " .. r.problem)
@@ -130,7 +144,13 @@ local function print_memory(r, o)
     local types = o.kv_value_type and ("%s and %s"):format(o.kv_type, o.kv_value_type) or o.kv_type
     print(("  KV       %10s   %d sequence%s of %d tokens, %s, blocks of %d"):format(common.size(r.kv_bytes), o.batch,
         o.batch == 1 and "" or "s", r.ctx, types, o.block_size))
-    print(("  together %10s"):format(common.size(r.weight_bytes + r.kv_bytes)))
+    local all = r.weight_bytes + r.kv_bytes
+    if r.draft then
+        print(("  draft    %10s   weights of the model that drafts"):format(common.size(r.draft.weight_bytes)))
+        print(("           %10s   its KV"):format(common.size(r.draft.kv_bytes)))
+        all = all + r.draft.weight_bytes + r.draft.kv_bytes
+    end
+    print(("  together %10s"):format(common.size(all)))
 end
 
 local ROWS = { 1, 2, 8, 9, 512 }
@@ -204,7 +224,7 @@ local function print_json(r, o)
     local out = { path = r.path, version = r.info.version, bytes = r.info.bytes, parameters = r.parameters,
         formats = r.info.formats, weight_bytes = r.weight_bytes, token_bytes = r.token_bytes, tensors = r.tensors,
         metadata = {}, kv_bytes = r.kv_bytes, ctx = r.ctx, batch = o.batch, kv_type = o.kv_type,
-        kv_value_type = o.kv_value_type, problem = r.problem }
+        kv_value_type = o.kv_value_type, draft = r.draft, problem = r.problem }
     for _, k in ipairs(r.keys) do
         local v = r.file:get(k.key)
         if type(v) == "table" and #v > 64 then v = { count = #v, type = k.type } end
@@ -229,6 +249,7 @@ function M.run(o, words)
         return 0
     end
     local r = gather(path, o)
+    if o.draft and r.kv_bytes then gather_draft(r, o) end
     if o.json then print_json(r, o) else print_text(r, o) end
     return 0
 end
