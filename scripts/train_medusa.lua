@@ -1,6 +1,6 @@
 -- Text that a model writes, and its final hidden row behind each token: what scripts/train_medusa learns from.
 --
---   llmrun scripts/train_medusa.lua MODEL OUT TOKENS
+--   llmrun scripts/train_medusa.lua MODEL OUT TOKENS [THREADS]
 --
 -- OUT holds, for each text, a count n, n token ids (int32) and n rows of floats: row i is the one behind token i. The
 -- texts are answers to questions made of a list of tasks and a list of subjects, drawn greedily, 32 at a time.
@@ -8,7 +8,7 @@
 local llm = require "llmrun"
 local runner = require "llmrun.runner"
 
-local model <close> = llm.load(arg[1], { ctx = 512, max_seqs = 32 })
+local model <close> = llm.load(arg[1], { ctx = 512, max_seqs = 32, threads = math.tointeger(arg[4]) })
 local out = assert(io.open(arg[2], "wb"))
 local want = assert(math.tointeger(arg[3]))
 

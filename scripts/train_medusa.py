@@ -25,8 +25,10 @@ def matrix(path):
 
 def texts(path, width):
     data, at, out = open(path, "rb").read(), 0, []
-    while at < len(data):
+    while at + 4 <= len(data):
         n = int(np.frombuffer(data, "<i4", 1, at)[0])
+        if at + 4 + 4 * n + 4 * n * width > len(data):
+            break
         ids = np.frombuffer(data, "<i4", n, at + 4)
         rows = np.frombuffer(data, "<f4", n * width, at + 4 + 4 * n).reshape(n, width)
         at += 4 + 4 * n + 4 * n * width

@@ -270,6 +270,85 @@ describe("a tree of drafts", function()
     end)
 end)
 
+-- Two letters are drawn, each of a known distribution whatever the first one is; the nine cells are counted.
+describe("the distribution of text drafted in branches", function()
+    local P = { a = 0.5, b = 0.3, c = 0.2 }
+    local function target() return { [97] = math.log(P.a), [98] = math.log(P.b), [99] = math.log(P.c),
+        [100] = math.log(0.4), default = -math.huge } end
+    local function draft() return { [97] = math.log(0.2), [98] = math.log(0.1), [99] = math.log(0.7),
+        [100] = math.log(0.9), default = -math.huge } end
+
+    -- Chi-square at p = 0.001 by Wilson and Hilferty.
+    local function limit(df)
+        local v = 2 / (9 * df)
+        return df * (1 - v + 3.0902 * math.sqrt(v)) ^ 3
+    end
+
+    -- name, options, weights of the letters
+    local SAMPLERS = {
+        { "temperature 1", {}, { a = 0.5, b = 0.3, c = 0.2 } },
+        { "temperature 0.5", { temperature = 0.5 }, { a = 0.25, b = 0.09, c = 0.04 } },
+        { "top_k", { top_k = 2 }, { a = 0.5, b = 0.3 } },
+        { "top_p", { top_p = 0.7 }, { a = 0.5, b = 0.3 } },
+        { "min_p", { min_p = 0.5 }, { a = 0.5, b = 0.3 } },
+        { "logit_bias", { logit_bias = { [99] = math.log(2) } }, { a = 0.5, b = 0.3, c = 0.4 } },
+        { "a function", { sampler = { function(l) l:add(98, math.log(2)) end } }, { a = 0.5, b = 0.6, c = 0.2 } },
+    }
+    local METHODS_OF = {
+        { "a draft model", { method = "draft", fixed = true, k = 3, branches = 2 } },
+        { "n-grams", { method = "ngram", fixed = true, k = 3, min_match = 1, branches = 3 } },
+        { "a function", function()
+            return { 99, 98, 97, 98, 97, parents = { 0, 0, 1, 2, 2 } }
+        end },
+    }
+
+    -- chi-square and its limit
+    local function statistic(m, sampler, how, n, seed)
+        local list, seen, sum, cells, x, accepted = {}, {}, 0, 0, 0, 0
+        for i = 1, n do list[i] = i end
+        llm.map(list, function(i)
+            local s <close> = m:session()
+            s:append "xaxbxcacbx"
+            local o = { regex = "[abc]{2}", seed = (seed + i) * 7919, speculate = how, max_tokens = 4 }
+            for k, v in pairs(sampler[2]) do o[k] = v end
+            local r = s:gen(o)
+            seen[r.text] = (seen[r.text] or 0) + 1
+            accepted = accepted + (r.speculation and r.speculation.accepted or 0)
+        end, { concurrency = 16 })
+        for _, w in pairs(sampler[3]) do sum = sum + w end
+        for a, p in pairs(sampler[3]) do
+            for b, q in pairs(sampler[3]) do
+                local want = p * q / sum ^ 2 * n
+                x, cells = x + ((seen[a .. b] or 0) - want) ^ 2 / want, cells + 1
+                seen[a .. b] = nil
+            end
+        end
+        assert.is_nil(next(seen), "letters that the sampler never takes")
+        return x, limit(cells - 1), accepted
+    end
+
+    it("is the target's, with a grammar, for each sampler and method", function()
+        local m <close> = model_of { next = target, speculate = { method = "off", draft = { next = draft } } }
+        local n, taken = slow and 150 or 700, {}
+        for i, sampler in ipairs(SAMPLERS) do
+            for j, how in ipairs(METHODS_OF) do
+                if not slow or (i + j) % 3 == 0 then
+                    local x, most, accepted = statistic(m, sampler, how[2], n, 100000 * (3 * i + j))
+                    assert.is_true(x < most, ("%s, %s: chi-square %.1f of %.1f"):format(sampler[1], how[1], x, most))
+                    taken[j] = (taken[j] or 0) + accepted
+                end
+            end
+        end
+        for j = 1, #METHODS_OF do assert.is_true(taken[j] > n // 4, METHODS_OF[j][1] .. ": " .. taken[j]) end
+        -- a rule that took the drafted letter once in ten times whatever was drawn would be noticed
+        local wrong = { "wrong", { sampler = { function(l, ctx)
+            if ctx:uniform(9) < 0.1 then l:keep { 99 } end
+        end } }, SAMPLERS[1][3] }
+        local x, most = statistic(m, wrong, METHODS_OF[3][2], slow and 1200 or 2000, 1)
+        assert.is_true(x > most, ("%.1f of %.1f"):format(x, most))
+    end)
+end)
+
 -- Real kernels: log-probabilities are those of no speculation, bit by bit.
 describe("a tree of drafts on the kernels", function()
     local path = os.tmpname()
