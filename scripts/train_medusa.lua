@@ -20,10 +20,11 @@ local tasks = {
     "Compare %s with something similar.", "Why is %s important?", "Write a dialogue between two people about %s.",
 }
 local subjects = {
-    "a lighthouse", "photosynthesis", "sorting a list", "the French Revolution", "bicycles", "baking bread", "volcanoes",
-    "a lost dog", "compound interest", "electric cars", "prime numbers", "the moon", "gardening", "chess", "a rainy day",
-    "the human heart", "recursion", "a train journey", "coffee", "whales", "the stock market", "a haunted house",
-    "binary search", "rivers", "music lessons", "vaccines", "solar panels", "a birthday party", "databases", "penguins",
+    "a lighthouse", "photosynthesis", "sorting a list", "the French Revolution", "bicycles", "baking bread",
+    "volcanoes", "a lost dog", "compound interest", "electric cars", "prime numbers", "the moon", "gardening",
+    "chess", "a rainy day", "the human heart", "recursion", "a train journey", "coffee", "whales",
+    "the stock market", "a haunted house", "binary search", "rivers", "music lessons", "vaccines", "solar panels",
+    "a birthday party", "databases", "penguins",
 }
 
 local ends = {}

@@ -140,7 +140,8 @@ local function methods_of(o)
     for _, name in ipairs(t) do
         local m = name:match "^([%a_]+)=?%d*x?%d*$"
         if not needs[m] and not flag[m] then
-            args.fail(("--method: '%s' is none of ngram, suffix, draft, distribution, early_exit, heads"):format(name), 2)
+            args.fail(("--method: '%s' is none of ngram, suffix, draft, distribution, early_exit, heads"):format(name),
+                2)
         elseif not needs[m] then
             args.fail(("--method %s needs --%s"):format(m, flag[m]), 2)
         end
@@ -168,7 +169,8 @@ local function record_of(model, task, batch, name, e, off)
     local s = e.sum
     return {
         task = task, batch = batch, method = name, tps = e.rate, off_tps = off.rate, speedup = e.rate / off.rate,
-        predicted = predict(model, s, batch, name:find "x" or name:find "^heads" or name:find "^early_exit"), same_text = e.text == off.text,
+        predicted = predict(model, s, batch, name:find "x" or name:find "^heads" or name:find "^early_exit"),
+        same_text = e.text == off.text,
         length = s.drafts > 0 and s.accepted / s.drafts or 0, drafted = s.drafts > 0 and s.drafted / s.drafts or 0,
         acceptance = s.drafted > 0 and s.accepted / s.drafted or 0, part = s.steps > 0 and s.drafts / s.steps or 0,
     }
