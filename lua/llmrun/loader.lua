@@ -73,7 +73,8 @@ local function build(file, path, opts)
   local script, why = script_of(hp.arch, opts)
   if not script then return nil, why, "unsupported" end
   local graph
-  local backend = { device = opts.device, threads = opts.threads, isa = opts.isa, compute = opts.compute }
+  local backend = { device = opts.device, threads = opts.threads, isa = opts.isa, compute = opts.compute,
+    parted = opts.parted }
   graph, err, code = core.graph_new(file.core or file, backend)
   if not graph then return nil, err, code end
   local g = Graph.new(graph)
@@ -87,8 +88,10 @@ local function build(file, path, opts)
   end
   local info = file:info()
   collectgarbage() -- tables of tokens and tensors
-  local model = graph:finish(logits.id, hidden and hidden.id or nil, vocab,
+  local model
+  model, err, code = graph:finish(logits.id, hidden and hidden.id or nil, vocab,
     { name = file:get("general.name") or path:match("[^/]+$"), ctx = hp.ctx, fingerprint = info.fingerprint })
+  if not model then return nil, err, code end
   return model, {
     path = path, arch = hp.arch, hparams = hp, vocab = vocab, file = file, bytes = info.bytes, formats = info.formats,
     generation = file.generation,
@@ -113,6 +116,14 @@ end
 -- nil, message, code.
 function loader.open(path, opts)
   opts = opts or {}
+  local dist = require "llmrun.dist"
+  if dist.active() then return dist.open(path, opts) end
+  return loader.open_here(path, opts)
+end
+
+--- The same by this process alone (on several processes: for models that one of them has to itself). opts.parted: this
+--- rank's part.
+function loader.open_here(path, opts)
   local file, err, code = loader.file(path)
   if not file then return nil, err, code end
   local r = table.pack(xpcall(build, traceback, file, path, opts))

@@ -76,7 +76,7 @@ local function open_draft(call, draft, o, model)
     end
     if type(name) ~= "string" then errors.raise(call, "speculate.draft: a model's name or file expected") end
     local path = errors.check(call, require("llmrun.catalog").find(name))
-    return (errors.check(call, require("llmrun.loader").open(path, {
+    return (errors.check(call, require("llmrun.loader").open_here(path, {
         device = o.device, isa = o.isa, compute = o.compute,
         threads = type(draft) == "table" and draft.threads or o.threads,
     })))

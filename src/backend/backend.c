@@ -44,7 +44,7 @@ int lr_kv_layer_type(int type, int layer) { return layer == 0 && (type == LR_Q8_
 size_t lr_kv_part_bytes(const lr_kv_spec *s, int layer, bool keys)
 {
     const lr_kv_layer *l = &s->layers[layer];
-    int type = lr_kv_layer_type(keys ? s->type : s->value_type, layer);
+    int type = lr_kv_layer_type(keys ? s->type : s->value_type, s->first_layer + layer);
     return (lr_cpu_kv_bytes(type, keys, l->n_kv_heads, l->head_dim, s->block_size) + 63) & ~(size_t)63;
 }
 

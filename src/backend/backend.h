@@ -18,6 +18,7 @@
 #ifndef LR_BACKEND_BACKEND_H
 #define LR_BACKEND_BACKEND_H
 #include "base/act.h"
+#include "base/comm.h"
 #include "base/error.h"
 #include <stdbool.h>
 #include <stddef.h>
@@ -58,12 +59,20 @@ typedef enum lr_op_kind {
     LR_OP_EXPERTS,  /* out = in[0] . w[e]^T + bias[e], e the slot's expert in route in[1]; w is (n_experts, n, k), bias
                      * (n_experts, n). in[0]: token rows, or slots of the same route */
     LR_OP_MIX,      /* out = the sum over a row's slots in[0], times their weights in in[1], by rank */
+    LR_OP_SLICE,    /* out = the columns of in from `first` on, as many as out is wide */
+    LR_OP_GATHER,   /* out = the columns that all ranks of the group have in their in, side by side */
 } lr_op_kind;
 
 /* The kind's name, for messages; no default, so that the compiler asks for that of a new kind. */
 static inline const char *lr_op_name(lr_op_kind kind)
 {
     switch (kind) {
+    case LR_OP_INPUT:
+        return "input";
+    case LR_OP_SLICE:
+        return "slice";
+    case LR_OP_GATHER:
+        return "gather";
     case LR_OP_EMBED:
         return "embed";
     case LR_OP_EMBED_AT:
@@ -155,6 +164,12 @@ typedef struct lr_op {
         lr_route route;
         lr_act act;  /* ACT, GLU */
         float scale; /* EMBED, SCALE, SOFTCAP */
+        int first;   /* SLICE */
+        struct {
+            lr_comm *comm; /* borrowed as long as the plan lives */
+            const int
+                *at; /* (comm->size + 1) first column of each rank, and the width; borrowed until compile returns */
+        } gather;
     } u;
 } lr_op;
 
@@ -165,8 +180,9 @@ typedef struct lr_program {
     const int *route; /* (n_values) the value of the LR_OP_ROUTE whose slots a value's rows are; -1 = token rows */
     int n_ops;
     const lr_op *ops;
-    int logits; /* value id: (wanted rows, vocabulary) */
+    int logits; /* value id: (wanted rows, vocabulary); if partial: what the next part of the model gets as input */
     int hidden; /* value id of the final normalised rows (embeddings), -1 = none */
+    bool partial;
 } lr_program;
 
 /* The KV of a model: one entry a KV layer. */
@@ -182,6 +198,7 @@ typedef struct lr_kv_spec {
     int value_type;             /* of values */
     int block_size;             /* token slots a block, 1..256 */
     int n_blocks[LR_KV_GROUPS]; /* 0 = the group is not in use */
+    int first_layer;            /* number of layers[0] in the whole model (the types of layers go by it) */
 } lr_kv_spec;
 
 /* The type that a layer's keys and values have in a store of `type`. Q8_0 and Q4_0 leave the first layer at F16: its
@@ -222,6 +239,7 @@ typedef struct lr_batch {
     const int32_t *out_rows;     /* (n_out) row numbers, ascending */
     float *logits;               /* (n_out, vocab) result */
     float *hidden;               /* (n_out, width of hidden) result, or NULL */
+    lr_comm *tick;               /* its tick is called now and then while this runs; NULL = nobody's */
 } lr_batch;
 
 typedef struct lr_backend lr_backend;

@@ -185,8 +185,8 @@ static int cpu_kv_new(lr_backend *b, const lr_kv_spec *s, lr_kv_store **out, lr_
             rc = lr_fail(err, LR_EUNSUPPORTED, "KV type %s needs heads of a multiple of 32, not %d", lr_dtype_name(few),
                          l->head_dim);
         kv->layers[i] = *l;
-        kv->k_types[i] = lr_kv_layer_type(s->type, i);
-        kv->v_types[i] = lr_kv_layer_type(s->value_type, i);
+        kv->k_types[i] = lr_kv_layer_type(s->type, s->first_layer + i);
+        kv->v_types[i] = lr_kv_layer_type(s->value_type, s->first_layer + i);
         kv->part[i] = lr_kv_part_bytes(s, i, true);
         kv->offset[i] = kv->block_bytes[l->group];
         kv->block_bytes[l->group] += kv->part[i] + lr_kv_part_bytes(s, i, false);

@@ -5,6 +5,7 @@
  *   GEMM  matrix products with the same number of rows and ready inputs; a gate/up pair with its GLU is one item
  *   ATTN  attention of one layer: tasks are (tile of rows of a sequence, KV head)
  *   SORT  the slots of a mixture of experts: one task (cpu_moe.c)
+ *   COMM  an exchange with other ranks: thread 0 does it, all put the columns in their places
  * Each stage is cut into tasks that threads take from a counter; who does a task never changes its result.
  */
 #ifndef LR_BACKEND_CPU_INT_H
@@ -71,6 +72,9 @@ typedef struct plan_op {
     float *center;      /* KV: owned; what is taken off the keys (kv_put), or NULL */
     int quant;          /* ATTN, GLU: quantized value that it fills as well, -1 = none */
     int route;          /* ROUTE, SORT, SPREAD, EXPERTS, MIX: index into routes; else -1 */
+    int first;          /* SLICE */
+    lr_comm *comm;      /* GATHER */
+    int *at;            /* GATHER: (comm->size + 1), owned */
     int stage;
     lr_route chosen; /* ROUTE */
 } plan_op;
@@ -80,13 +84,13 @@ typedef struct gemm_item {
     int glu;  /* GLU op, or -1 */
 } gemm_item;
 
-typedef enum stage_kind { STAGE_ROWS, STAGE_GEMM, STAGE_ATTN, STAGE_SORT } stage_kind;
+typedef enum stage_kind { STAGE_ROWS, STAGE_GEMM, STAGE_ATTN, STAGE_SORT, STAGE_COMM } stage_kind;
 
 typedef struct stage {
     stage_kind kind;
     bool narrow;  /* works on the wanted rows */
     int route;    /* ROWS: on the slots of this route; -1 = on token rows */
-    int first, n; /* ROWS, ATTN: order[first..]; GEMM: items[first..] */
+    int first, n; /* ROWS, ATTN, COMM: order[first..]; GEMM: items[first..] */
 } stage;
 
 typedef struct rope_table {
@@ -148,6 +152,9 @@ struct lr_plan {
     moe_route *routes;
     int n_routes;
     int logits, hidden;
+    float *exchange; /* (rows of the largest gathered value): what comes from the ranks, before it is put in place */
+    size_t exchange_cap; /* floats */
+    int *exchange_bytes; /* (ranks) */
     char *work;
     size_t work_bytes;
     int *row_pos, *row_seq, *row_echo; /* (max_rows) position, sequence, echoes before those of the row */

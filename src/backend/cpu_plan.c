@@ -166,6 +166,13 @@ static int convert_slots(builder *b, const lr_op *s, lr_error *err)
     return 0;
 }
 
+static int copy_gather(plan_op *o, const lr_op *s, lr_error *err)
+{
+    o->comm = s->u.gather.comm;
+    o->at = lr_memdup(s->u.gather.at, ((size_t)o->comm->size + 1) * sizeof *o->at);
+    return o->at ? 0 : lr_fail(err, LR_ENOMEM, "no memory for the plan");
+}
+
 static int convert(builder *b, const lr_op *s, lr_error *err)
 {
     lr_plan *p = b->p;
@@ -225,6 +232,11 @@ static int convert(builder *b, const lr_op *s, lr_error *err)
     case LR_OP_SOFTCAP:
         o->scale = s->u.scale;
         break;
+    case LR_OP_SLICE:
+        o->first = s->u.first;
+        break;
+    case LR_OP_GATHER:
+        return copy_gather(o, s, err);
     default:
         break;
     }
@@ -235,7 +247,10 @@ static int convert(builder *b, const lr_op *s, lr_error *err)
 
 static bool is_product(const plan_op *o) { return o->kind == LR_OP_LINEAR || o->kind == LR_OP_EXPERTS; }
 
-static bool is_row_op(const plan_op *o) { return !is_product(o) && o->kind != LR_OP_ATTN && o->kind != OP_SORT; }
+static bool is_row_op(const plan_op *o)
+{
+    return !is_product(o) && o->kind != LR_OP_ATTN && o->kind != OP_SORT && o->kind != LR_OP_GATHER;
+}
 
 /* Reads other rows than it writes: what it reads is to be there altogether. */
 static bool crosses_rows(const plan_op *o)
@@ -395,11 +410,27 @@ static bool schedule_attn(builder *b)
     return false;
 }
 
+/* One exchange, the first that can be: the order is that of the graph, so it is the same on all ranks. */
+static bool schedule_comm(builder *b)
+{
+    lr_plan *p = b->p;
+    int now = p->n_stages;
+    for (int i = 0; i < p->n_ops; i++) {
+        plan_op *o = &p->ops[i];
+        if (o->stage >= 0 || o->kind != LR_OP_GATHER || !inputs_ready(b, o, now, false)) continue;
+        mark(b, o, now);
+        p->order[p->n_order++] = i;
+        new_stage(b, STAGE_COMM, op_narrow(b, o), p->n_order - 1)->n = 1;
+        return true;
+    }
+    return false;
+}
+
 static int schedule(builder *b, lr_error *err)
 {
     for (;;) {
         if (schedule_rows(b, false, -1) || schedule_rows(b, true, -1) || schedule_sort(b) || schedule_slots(b) ||
-            schedule_gemm(b, false) || schedule_attn(b) || schedule_gemm(b, true))
+            schedule_gemm(b, false) || schedule_attn(b) || schedule_gemm(b, true) || schedule_comm(b))
             continue;
         break;
     }
@@ -491,12 +522,28 @@ static int layout(lr_plan *p, lr_error *err)
     return 0;
 }
 
+static int alloc_exchange(lr_plan *p, const plan_op *o, lr_error *err)
+{
+    const value_info *v = &p->values[o->out];
+    size_t want = (size_t)(v->narrow ? p->max_out : p->max_rows) * (size_t)v->width;
+    if (want <= p->exchange_cap) return 0;
+    lr_free_aligned(p->exchange);
+    p->exchange = lr_alloc_aligned(want * sizeof *p->exchange);
+    p->exchange_cap = p->exchange ? want : 0;
+    if (!p->exchange_bytes) p->exchange_bytes = lr_calloc((size_t)o->comm->size, sizeof *p->exchange_bytes);
+    if (!p->exchange || !p->exchange_bytes)
+        return lr_fail(err, LR_ENOMEM, "no memory to exchange rows with other ranks");
+    return 0;
+}
+
 static int alloc_run_state(lr_plan *p, lr_error *err)
 {
     size_t rows = (size_t)p->max_rows;
     int group = 1, dim = 1;
     for (int i = 0; i < p->n_ops; i++) {
         const plan_op *o = &p->ops[i];
+        int rc = o->kind == LR_OP_GATHER ? alloc_exchange(p, o, err) : 0;
+        if (rc) return rc;
         if (o->kind != LR_OP_ATTN) continue;
         if (o->n_heads / o->n_kv_heads > group) group = o->n_heads / o->n_kv_heads;
         if (o->head_dim > dim) dim = o->head_dim;
@@ -563,7 +610,7 @@ int lr_cpu_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *kv
     for (int i = 0; i < p->n_ops && !rc; i++)
         for (int j = 0; j < 2; j++)
             if (p->ops[i].in[j] >= 0) b.uses[p->ops[i].in[j]]++;
-    if (!rc && !p->values[p->logits].narrow)
+    if (!rc && !p->values[p->logits].narrow && !prog->partial)
         rc = lr_fail(err, LR_EINVAL, "the logits are not made behind the last attention");
     if (!rc) {
         b.uses[p->logits]++;
@@ -595,7 +642,10 @@ void lr_cpu_plan_free(lr_backend *be, lr_plan *p)
         lr_free_aligned(p->ropes[i].cs);
     }
     for (int i = 0; i < p->n_sinks; i++) lr_free(p->sinks[i]);
-    for (int i = 0; i < p->n_ops; i++) lr_free(p->ops[i].center);
+    for (int i = 0; i < p->n_ops; i++) {
+        lr_free(p->ops[i].center);
+        lr_free(p->ops[i].at);
+    }
     lr_cpu_routes_free(p);
     lr_free(p->ropes);
     lr_free(p->sinks);
@@ -614,5 +664,7 @@ void lr_cpu_plan_free(lr_backend *be, lr_plan *p)
     lr_free_aligned(p->scratch);
     lr_free_aligned(p->parts);
     lr_free_aligned(p->counters);
+    lr_free_aligned(p->exchange);
+    lr_free(p->exchange_bytes);
     lr_free(p);
 }

@@ -13,6 +13,8 @@ typedef struct run_ctx {
     const lr_kv_store *kv;
     const lr_batch *b;
     int n_threads;
+    int failed; /* of an exchange: set by thread 0, read behind a barrier */
+    lr_error *err;
 } run_ctx;
 
 static int rows_of(const run_ctx *c, bool narrow, int route)
@@ -140,6 +142,9 @@ static void row_op(const run_ctx *c, const plan_op *o, int r)
         break;
     case LR_OP_SOFTCAP:
         k->softcap(x + at, o->scale, y, n);
+        break;
+    case LR_OP_SLICE:
+        memcpy(y, x + (size_t)r * (size_t)p->values[o->in[0]].width + o->first, (size_t)n * sizeof *y);
         break;
     case LR_OP_ROWS:
         memcpy(y, x + (size_t)c->b->out_rows[r] * (size_t)n, (size_t)n * sizeof *y);
@@ -374,6 +379,31 @@ static void attn_stage(const run_ctx *c, const stage *s, atomic_int *next, int t
     for (int t = thread; t < pairs; t += c->n_threads) attn_join(c, o, t);
 }
 
+/* ---- COMM ---- */
+
+/* Each rank's rows come as a block of their own: they go side by side, if there is more than one. */
+static void comm_stage(run_ctx *c, const stage *s, int rows, int thread)
+{
+    lr_plan *p = c->p;
+    const plan_op *o = &p->ops[p->order[s->first]];
+    size_t width = (size_t)p->values[o->out].width;
+    float *out = p->ptr[o->out];
+    if (thread == 0) {
+        for (int r = 0; r < o->comm->size; r++)
+            p->exchange_bytes[r] = rows * (o->at[r + 1] - o->at[r]) * (int)sizeof *out;
+        c->failed = o->comm->ops->all_gather(o->comm, p->ptr[o->in[0]], rows == 1 ? out : p->exchange,
+                                             p->exchange_bytes, c->err);
+    }
+    if (rows == 1) return;
+    lr_pool_barrier(p->be->pool);
+    for (int r = 0; r < o->comm->size; r++) {
+        size_t w = (size_t)(o->at[r + 1] - o->at[r]);
+        const float *from = p->exchange + (size_t)rows * (size_t)o->at[r];
+        for (int i = thread; i < rows; i += c->n_threads)
+            memcpy(out + (size_t)i * width + o->at[r], from + (size_t)i * w, w * sizeof *out);
+    }
+}
+
 /* ---- the walk ---- */
 
 static int count_tasks(const run_ctx *c, const stage *s, int rows, int strips)
@@ -416,6 +446,8 @@ static void run_thread(void *arg, int thread, int n_threads)
             if (take(next) == 0) lr_cpu_sort(&p->routes[o->route], p->ptr[o->in[0]], rows);
         } else if (s->kind == STAGE_ATTN) {
             attn_stage(c, s, next, thread);
+        } else if (s->kind == STAGE_COMM) {
+            comm_stage(c, s, rows, thread);
         } else {
             if (thread == 0 && s->kind == STAGE_GEMM && p->be->observed) observe(c, s, rows);
             int strips = s->kind == STAGE_GEMM ? gemm_strips(c, s, rows) : 0, n = count_tasks(c, s, rows, strips);
@@ -426,7 +458,9 @@ static void run_thread(void *arg, int thread, int n_threads)
                     gemm_task(c, s, t, rows, strips);
             }
         }
+        if (c->b->tick && thread == 0) c->b->tick->ops->tick(c->b->tick);
         lr_pool_barrier(p->be->pool);
+        if (c->failed) return;
     }
 }
 
@@ -459,8 +493,9 @@ int lr_cpu_run(lr_backend *be, lr_plan *p, lr_kv_store *kv, const lr_batch *b, l
     lay_rows(p, b);
     memset(p->counters, 0, (size_t)p->n_stages * sizeof *p->counters);
     p->ptr[p->logits] = b->logits;
-    run_ctx c = {p, kv, b, lr_pool_threads(p->be->pool)};
+    run_ctx c = {p, kv, b, lr_pool_threads(p->be->pool), 0, err};
     lr_pool_run(p->be->pool, run_thread, &c);
+    if (c.failed) return c.failed;
     if (b->hidden && p->hidden >= 0)
         memcpy(b->hidden, p->ptr[p->hidden], (size_t)b->n_out * (size_t)p->values[p->hidden].width * sizeof(float));
     return 0;

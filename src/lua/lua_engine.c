@@ -8,6 +8,7 @@
 #include "base/dtype.h"
 #include "base/mem.h"
 #include "engine/metrics.h"
+#include "model/parallel.h"
 #include <string.h>
 
 lr_engine_ud *lr_lua_check_engine(lua_State *L, int idx) { return lr_lua_check_open(L, idx, LR_LUA_ENGINE, "engine"); }
@@ -121,6 +122,27 @@ static void push_kv(lua_State *L, const lr_engine_info *in, int g)
     set_int(L, "block_bytes", (lua_Integer)in->block_bytes[g]);
 }
 
+/* Field ranks: what a model on several ranks has done so far. */
+static void push_ranks(lua_State *L, const lr_model *m)
+{
+    lr_parallel_stats s;
+    if (!lr_parallel_get_stats(m, &s)) return;
+    lua_createtable(L, 0, 9);
+    set_int(L, "tp", s.tp);
+    set_int(L, "pp", s.pp);
+    set_int(L, "passes", (lua_Integer)s.passes);
+    set_int(L, "micro_batches", (lua_Integer)s.micro);
+    set_int(L, "gathers", (lua_Integer)s.gathers);
+    set_int(L, "gather_bytes", (lua_Integer)s.bytes);
+    lua_pushnumber(L, s.forward);
+    lua_setfield(L, -2, "forward_seconds");
+    lua_pushnumber(L, s.gather);
+    lua_setfield(L, -2, "gather_seconds");
+    lua_pushnumber(L, s.busy);
+    lua_setfield(L, -2, "busy_seconds");
+    lua_setfield(L, -2, "ranks");
+}
+
 /* e:info() -> what runs and what memory holds; kv is a list, one entry a block group */
 static int engine_info(lua_State *L)
 {
@@ -148,9 +170,10 @@ static int engine_info(lua_State *L)
     lua_setfield(L, -2, "kv_type");
     lua_pushstring(L, lr_dtype_name(c->kv_value_type));
     lua_setfield(L, -2, "kv_value_type");
-    lr_backend *be = lr_model_backend(lr_engine_model(e));
+    lr_backend *be = lr_model_backend(lr_parallel_own(lr_engine_model(e)));
     lua_pushstring(L, be ? be->ops->describe(be) : "scripted");
     lua_setfield(L, -2, "backend");
+    push_ranks(L, lr_engine_model(e));
     lua_createtable(L, in.n_groups, 0);
     for (int g = 0; g < in.n_groups; g++) {
         push_kv(L, &in, g);

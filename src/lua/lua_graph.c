@@ -9,6 +9,7 @@
 #include "model/folder.h"
 #include "model/from_gguf.h"
 #include "model/graph.h"
+#include "model/parallel.h"
 #include <string.h>
 
 #define GGUF  "llmrun.gguf"
@@ -222,7 +223,8 @@ static lr_compute check_compute(lua_State *L, const char *s)
     return LR_COMPUTE_FAST;
 }
 
-/* graph_new(gguf or folder, {device=, threads=, isa=, compute="fast"|"bf16"|"f32"}) -> graph, or nil, message, code */
+/* graph_new(gguf or folder, {device=, threads=, isa=, compute="fast"|"bf16"|"f32", parted=}) -> graph, or nil, message,
+ * code. parted: the model will be this rank's part of it. */
 static int graph_new(lua_State *L)
 {
     lr_error err;
@@ -253,7 +255,9 @@ static int graph_new(lua_State *L)
         lr_backend_free(be);
         return lr_lua_fail(L, &err);
     }
-    return lr_graph_new(&u->g, be, source, &err) ? lr_lua_fail(L, &err) : 1;
+    if (lr_graph_new(&u->g, be, source, &err)) return lr_lua_fail(L, &err);
+    if (lr_lua_opt_bool(L, 2, "parted", false) && lr_parallel_place()) lr_graph_set_place(u->g, lr_parallel_place());
+    return 1;
 }
 
 static int check_node(lua_State *L, int idx)
@@ -469,7 +473,8 @@ static int graph_mix(lua_State *L)
     return node_or_raise(L, rc, out, &err);
 }
 
-/* g:finish(logits, hidden | nil, vocab, {name=, ctx=, fingerprint=}) -> model; the graph is used up */
+/* g:finish(logits, hidden | nil, vocab, {name=, ctx=, fingerprint=}) -> model, and the graph is
+ * used up; nil, text, code */
 static int graph_finish(lua_State *L)
 {
     lr_error err;
@@ -485,7 +490,7 @@ static int graph_finish(lua_State *L)
     lr_lua_model *m = lr_lua_new_model(L);
     lua_getiuservalue(L, 1, 1); /* the model keeps the file open */
     lua_setiuservalue(L, -2, 1);
-    if (lr_graph_finish(g, logits, hidden, &info, &m->model, &err)) return lr_lua_raise(L, &err);
+    if (lr_graph_finish(g, logits, hidden, &info, &m->model, &err)) return lr_lua_fail(L, &err);
     u->g = NULL;
     return 1;
 }

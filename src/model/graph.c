@@ -98,38 +98,6 @@ static int find_tensor(lr_graph *g, const char *name, lr_tensor *t, lr_error *er
     return lr_fail(err, LR_ENOTFOUND, "the model file has no tensor '%s'", name);
 }
 
-/* The prepared weight of a name; made at the first use. A tensor used both as embedding and as output head (tied) is
- * prepared twice, once a use: the embedding keeps reading the mapped file. */
-static int get_weight(lr_graph *g, const char *name, lr_tensor *t, bool linear, bool embed, lr_weight **out,
-                      lr_error *err)
-{
-    for (int i = 0; i < g->n_weights; i++) {
-        named_weight *w = &g->weights[i];
-        if (w->linear == linear && w->embed == embed && w->first == t->first && w->ne[1] == t->ne[1] &&
-            strcmp(w->name, name) == 0) {
-            *out = w->w;
-            return 0;
-        }
-    }
-    if (g->n_weights >= MAX_WEIGHTS) return lr_fail(err, LR_ELIMIT, "the graph has more than %d weights", MAX_WEIGHTS);
-    int rc = grow(&g->weights, &g->cap_weights, g->n_weights, sizeof *g->weights, err);
-    if (rc) return rc;
-    named_weight w = {.name = lr_strdup(name), .linear = linear, .embed = embed, .first = t->first};
-    if (!w.name) return lr_fail(err, LR_ENOMEM, "no memory for the layer graph");
-    memcpy(w.ne, t->ne, sizeof w.ne);
-    const lr_backend_ops *ops = g->be->ops;
-    rc = load_tensor(g, t, err);
-    if (!rc) rc = ops->weight_new(g->be, t, linear, embed, &w.w, err);
-    if (rc) {
-        lr_free(w.name);
-        return lr_fail_prefix(err, "tensor '%s'", name);
-    }
-    g->weights[g->n_weights++] = w;
-    tensor_used(g, t, ops->weight_keeps && !ops->weight_keeps(g->be, w.w));
-    *out = w.w;
-    return 0;
-}
-
 /* Makes t its rows first .. first+n-1 (values, if it has one dimension). */
 static int take_rows(lr_tensor *t, const char *name, int first, int n, lr_error *err)
 {
@@ -148,6 +116,51 @@ static int take_rows(lr_tensor *t, const char *name, int first, int n, lr_error 
     t->size = (size_t)n * row;
     t->first = first;
     t->ne[d] = n;
+    return 0;
+}
+
+int lr_graph__prepare(lr_graph *g, named_weight *w, lr_error *err)
+{
+    const lr_backend_ops *ops = g->be->ops;
+    lr_tensor t = w->t;
+    int rc = w->n > 0 ? take_rows(&t, w->name, w->from, w->n, err) : 0;
+    if (rc) return rc;
+    if (w->n > 0) t.first += w->t.first;
+    rc = load_tensor(g, &t, err);
+    if (!rc) rc = ops->weight_new(g->be, &t, w->linear, w->embed, &w->w, err);
+    if (rc) return lr_fail_prefix(err, "tensor '%s'", w->name);
+    tensor_used(g, &t, ops->weight_keeps && !ops->weight_keeps(g->be, w->w));
+    return 0;
+}
+
+/* The prepared weight of a name; made at the first use. A tensor used both as embedding and as output head (tied) is
+ * prepared twice, once a use: the embedding keeps reading the mapped file. */
+static int get_weight(lr_graph *g, const char *name, lr_tensor *t, bool linear, bool embed, lr_weight **out,
+                      lr_error *err)
+{
+    for (int i = 0; i < g->n_weights; i++) {
+        named_weight *w = &g->weights[i];
+        if (w->linear == linear && w->embed == embed && w->t.first == t->first && w->t.ne[1] == t->ne[1] &&
+            strcmp(w->name, name) == 0) {
+            *out = w->w;
+            return 0;
+        }
+    }
+    if (g->n_weights >= MAX_WEIGHTS) return lr_fail(err, LR_ELIMIT, "the graph has more than %d weights", MAX_WEIGHTS);
+    int rc = grow(&g->weights, &g->cap_weights, g->n_weights, sizeof *g->weights, err);
+    if (rc) return rc;
+    named_weight w = {.name = lr_strdup(name), .linear = linear, .embed = embed, .t = *t};
+    if (!w.name) return lr_fail(err, LR_ENOMEM, "no memory for the layer graph");
+    if (g->parted)
+        w.w = (lr_weight *)(uintptr_t)(g->n_weights + 1); /* a handle */
+    else
+        rc = lr_graph__prepare(g, &w, err);
+    if (rc) {
+        lr_free(w.name);
+        return rc;
+    }
+    g->weights[g->n_weights++] = w;
+    *out = w.w;
     return 0;
 }
 
@@ -213,18 +226,31 @@ int lr_graph_new(lr_graph **out, lr_backend *backend, lr_weight_source source, l
     return 0;
 }
 
+void lr_graph__drop_weights(lr_graph *g)
+{
+    for (int i = 0; i < g->n_weights; i++) {
+        if (!g->parted) g->be->ops->weight_free(g->be, g->weights[i].w); /* else: a handle */
+        lr_free(g->weights[i].name);
+        lr_free(g->weights[i].seen.sums);
+    }
+    g->n_weights = 0;
+}
+
+void lr_graph_set_place(lr_graph *g, const lr_place *place)
+{
+    g->parted = true;
+    g->place = *place;
+}
+
 void lr_graph_free(lr_graph *g)
 {
     if (!g) return;
     const lr_backend_ops *ops = g->be->ops;
     if (g->plan) ops->plan_free(g->be, g->plan);
     if (g->kv) ops->kv_free(g->be, g->kv);
-    for (int i = 0; i < g->n_weights; i++) {
-        ops->weight_free(g->be, g->weights[i].w);
-        lr_free(g->weights[i].name);
-        lr_free(g->weights[i].seen.sums);
-    }
+    lr_graph__drop_weights(g);
     for (int i = 0; i < g->n_owned; i++) lr_free(g->owned[i]);
+    lr_share_deinit(&g->share);
     lr_backend_free(g->be);
     if (g->src.free) g->src.free(g->src.user);
     if (g->base.vocab) lr_vocab_unref(g->base.vocab);
@@ -605,9 +631,10 @@ static int model_start(lr_model *m, const lr_kv_spec *spec, int max_rows, int ma
     lr_kv_spec s = *spec;
     s.n_layers = m->n_kv_layers;
     s.layers = m->kv_layers;
+    s.first_layer = g->share.first_layer;
     int rc = ops->kv_new(g->be, &s, &g->kv, err);
     if (rc) return rc;
-    lr_program p = {g->n_values, g->width, g->route, g->n_ops, g->ops, g->logits, g->hidden};
+    lr_program p = {g->n_values, g->width, g->route, g->n_ops, g->ops, g->logits, g->hidden, g->share.partial};
     return ops->compile(g->be, &p, g->kv, max_rows, max_out, &g->plan, err);
 }
 
@@ -673,9 +700,10 @@ int lr_graph_finish(lr_graph *g, int logits, int hidden, const lr_graph_info *in
     g->logits = logits;
     g->hidden = hidden;
     lr_model *m = &g->base;
+    m->n_embd = hidden >= 0 ? g->width[hidden] : 0;
+    if (g->parted && (rc = lr_graph__take_share(g, err))) return rc;
     m->ops = &graph_ops;
     m->n_vocab = n_vocab;
-    m->n_embd = hidden >= 0 ? g->width[hidden] : 0;
     m->n_ctx = info->n_ctx;
     m->echoes = g->be->ops->echoes;
     if (g->n_positions && g->n_positions < m->n_ctx) m->n_ctx = g->n_positions;
@@ -705,11 +733,11 @@ int lr_model_observe(lr_model *m, bool on, lr_error *err)
     forget(g);
     for (int i = 0; on && i < g->n_weights; i++) {
         named_weight *w = &g->weights[i];
-        if (!w->linear || w->ne[2] > 1) continue;
-        w->seen.sums = lr_calloc((size_t)w->ne[0], sizeof *w->seen.sums);
+        if (!w->linear || w->t.ne[2] > 1) continue;
+        w->seen.sums = lr_calloc((size_t)w->t.ne[0], sizeof *w->seen.sums);
         if (!w->seen.sums) {
             forget(g);
-            return lr_fail(err, LR_ENOMEM, "no memory for sums of %lld inputs", (long long)w->ne[0]);
+            return lr_fail(err, LR_ENOMEM, "no memory for sums of %lld inputs", (long long)w->t.ne[0]);
         }
         g->be->ops->observe(g->be, w->w, &w->seen);
     }
@@ -724,12 +752,18 @@ bool lr_model_observed(lr_model *m, size_t i, const char **name, int *k, const l
         const named_weight *w = &g->weights[j];
         if (!w->seen.sums || i-- > 0) continue;
         *name = w->name;
-        *k = (int)w->ne[0];
+        *k = (int)w->t.ne[0];
         *seen = &w->seen;
         return true;
     }
     return false;
 }
+const lr_share *lr_graph_share(const lr_model *m)
+{
+    const lr_graph *g = (const lr_graph *)m;
+    return m->ops == &graph_ops && g->place.tp ? &g->share : NULL;
+}
+
 lr_graph *lr_graph__of(lr_model *m) { return m->ops == &graph_ops ? (lr_graph *)m : NULL; }
 
 lr_backend *lr_model_backend(lr_model *m) { return m->ops == &graph_ops ? ((lr_graph *)m)->be : NULL; }

@@ -14,6 +14,7 @@
 #ifndef LR_MODEL_GRAPH_H
 #define LR_MODEL_GRAPH_H
 #include "model/model.h"
+#include "model/share.h"
 
 typedef struct lr_graph lr_graph;
 
@@ -31,6 +32,10 @@ typedef struct lr_weight_source {
 /* Takes over the backend and the source (also on failure). */
 int lr_graph_new(lr_graph **out, lr_backend *backend, lr_weight_source source, lr_error *err);
 void lr_graph_free(lr_graph *);
+
+/* Before anything is built: the model will be this rank's part, prepared by lr_graph_finish. What it computes then is
+ * no model for an engine; see parallel.h. */
+void lr_graph_set_place(lr_graph *, const lr_place *);
 
 int lr_graph_width(const lr_graph *, int node); /* 0 if there is no such node */
 /* Shape of a tensor of the source; n_dims, 0 if absent. */
@@ -75,6 +80,9 @@ typedef struct lr_graph_info {
 /* Turns the graph into a model and takes it over (freed on success; still the caller's on failure). hidden: node of the
  * final hidden rows, -1 = none. */
 int lr_graph_finish(lr_graph *, int logits, int hidden, const lr_graph_info *info, lr_model **out, lr_error *err);
+
+/* The part that a finished graph's model is, NULL if it is a whole model. Borrowed. */
+const lr_share *lr_graph_share(const lr_model *);
 
 /* Begins (or ends) to add up the squares of what each matrix is multiplied with: their importances for a quantizer.
  * LR_EUNSUPPORTED for models without a layer graph and devices that can't. */

@@ -7,8 +7,8 @@ typedef struct named_weight {
     char *name;
     lr_weight *w;
     bool linear, embed;
-    int64_t first; /* the row of the tensor that the weight begins with */
-    int64_t ne[4];
+    lr_tensor t;
+    int from, n; /* rows of t that w has; n = 0: all */
     lr_observed seen;
 } named_weight;
 
@@ -29,7 +29,18 @@ struct lr_graph {
     int n_positions; /* rows of a weight of positions; 0 = none */
     lr_kv_store *kv;
     lr_plan *plan;
+    /* A model on several ranks: weights are prepared when this rank's share is known. Until then an operation's w is
+     * one more than the weight's number. */
+    bool parted;
+    lr_place place;
+    lr_share share;
 };
+
+/* Makes w->w, of some rows or all. */
+int lr_graph__prepare(lr_graph *, named_weight *w, lr_error *err);
+void lr_graph__drop_weights(lr_graph *);
+/* The graph becomes its place's share. */
+int lr_graph__take_share(lr_graph *, lr_error *err);
 
 /* The model as a graph; NULL if it is another kind. */
 lr_graph *lr_graph__of(lr_model *);

@@ -99,7 +99,7 @@ int lr_part_exit(lr_part **out, lr_model *m, int layers, int max_rows, int max_o
         for (int i = exit + 2; i < n; i++)
             for (int k = 0; k < 2; k++)
                 if (ops[i].in[k] == from) ops[i].in[k] = rows;
-        lr_program prog = {g->n_values + 1, width, route, n, ops, g->logits, -1};
+        lr_program prog = {g->n_values + 1, width, route, n, ops, g->logits, -1, false};
         p->g = g;
         rc = g->be->ops->compile(g->be, &prog, g->kv, max_rows, max_out, &p->plan, err);
     } else {

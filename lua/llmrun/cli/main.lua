@@ -15,6 +15,7 @@ M.commands = require "llmrun.cli.commands"
 local function usage()
     local lines = {
         "usage: llmrun FILE.lua [ARGS...]     runs a Lua program",
+        "       mpirun -n N llmrun [--tp N] [--pp N] FILE.lua | COMMAND ...   on N processes",
         "       llmrun COMMAND [FLAGS...]     one of:",
     }
     for _, name in ipairs(M.commands) do
@@ -97,6 +98,11 @@ end
 function M.main(argv)
     require("llmrun.yieldable").install()
     core.catch_interrupts("stop")
+    local dist = require "llmrun.dist"
+    local ranks, wrong = dist.flags(argv)
+    if not ranks then return fail_usage(wrong) end
+    local status = dist.start(ranks)
+    if status then return status end
     local name = argv[1]
     if not name then
         io.stderr:write(usage())
