@@ -101,6 +101,10 @@ def tiny(**more):
     return {k: v for k, v in fields.items() if k != "head_dim" or v}
 
 
+def moe(**more):
+    return tiny(**{**dict(intermediate_size=32, num_experts_per_tok=2, experts_implementation="eager"), **more})
+
+
 def byte_chars():
     """The characters that byte-level tokenizers write bytes with."""
     shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -150,6 +154,20 @@ def models():
             logits_scaling=2.0))), torch.bfloat16, "10GB"),
         "smollm3-bf16": (t.SmolLM3ForCausalLM(t.SmolLM3Config(**tiny(
             num_hidden_layers=4, intermediate_size=32, head_dim=None, use_sliding_window=False))), torch.bfloat16, "10GB"),
+        "mixtral-bf16": (t.MixtralForCausalLM(t.MixtralConfig(**moe(num_local_experts=4))), torch.bfloat16, "10GB"),
+        "qwen2moe-bf16": (t.Qwen2MoeForCausalLM(t.Qwen2MoeConfig(**moe(
+            num_experts=4, moe_intermediate_size=32, shared_expert_intermediate_size=32, head_dim=None))),
+            torch.bfloat16, "10GB"),
+        "qwen3moe-bf16": (t.Qwen3MoeForCausalLM(t.Qwen3MoeConfig(**moe(
+            num_experts=4, moe_intermediate_size=32, norm_topk_prob=True))), torch.bfloat16, "10GB"),
+        "granitemoe-bf16": (t.GraniteMoeForCausalLM(t.GraniteMoeConfig(**moe(
+            num_local_experts=4, embedding_multiplier=3.0, residual_multiplier=0.4, attention_multiplier=0.2,
+            logits_scaling=2.0, head_dim=None))), torch.bfloat16, "10GB"),
+        "gptoss-bf16": (t.GptOssForCausalLM(t.GptOssConfig(**moe(
+            num_local_experts=4, sliding_window=7, layer_types=["sliding_attention"],
+            rope_parameters={"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "truncate": False,
+                             "original_max_position_embeddings": 64, "beta_fast": 32.0, "beta_slow": 1.0}))),
+            torch.bfloat16, "10GB"),
         "gpt2-bf16": (t.GPT2LMHeadModel(t.GPT2Config(
             n_embd=32, n_layer=1, n_head=2, n_inner=64, vocab_size=VOCAB, n_positions=64, bos_token_id=1,
             eos_token_id=2, attn_implementation="eager")), torch.bfloat16, "10GB"),
@@ -165,6 +183,38 @@ def models():
         model = type(model).from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
         write_json(f"{DIR}/ref/{name}.json", logits_of(model.eval()))
         print(name)
+    mxfp4()
+
+
+def mxfp4():
+    """gpt-oss as it is published: experts in MXFP4, the rest in BF16. The same model with experts that MXFP4 can hold."""
+    from safetensors.torch import load_file
+    tensors = load_file(f"{DIR}/models/gptoss-bf16/model.safetensors")
+    values = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6, -0.0, -0.5, -1, -1.5, -2, -3, -4, -6])
+    meant, out = {}, {}
+    for name, w in tensors.items():
+        if not name.endswith(("gate_up_proj", "down_proj")):
+            meant[name] = out[name] = w
+            continue
+        rows = w.float().transpose(1, 2)  # (experts, outputs, inputs)
+        blocks = rows.reshape(*rows.shape[:2], -1, 32)
+        e = torch.floor(torch.log2(blocks.abs().amax(-1).clamp(min=1e-9))) - 2
+        q = (blocks / 2 ** e[..., None])[..., None].sub(values).abs().argmin(-1)
+        meant[name] = (values[q] * 2 ** e[..., None]).reshape(rows.shape).transpose(1, 2).contiguous().bfloat16()
+        out[name + "_blocks"] = (q[..., 0::2] | q[..., 1::2] << 4).to(torch.uint8).contiguous()
+        out[name + "_scales"] = (e + 127).to(torch.uint8)
+    folder = f"{DIR}/models/gptoss-mxfp4"
+    os.makedirs(folder, exist_ok=True)
+    config = json.load(open(f"{DIR}/models/gptoss-bf16/config.json"))
+    import tempfile
+    with tempfile.TemporaryDirectory() as plain:
+        write_json(plain + "/config.json", config)
+        save_file(meant, plain + "/model.safetensors")
+        model = transformers.GptOssForCausalLM.from_pretrained(plain, dtype=torch.float32, attn_implementation="eager",
+                                                               experts_implementation="eager")
+    save_file(out, folder + "/model.safetensors")
+    write_json(folder + "/config.json", config | {"quantization_config": {"quant_method": "mxfp4"}})
+    write_json(f"{DIR}/ref/gptoss-mxfp4.json", logits_of(model.eval()))
 
 
 # ---- quantized layers ----

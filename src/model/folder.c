@@ -13,7 +13,7 @@ typedef struct weight {
     const char *name; /* in keep */
     lr_part *parts;   /* in keep */
     size_t n_parts;
-    bool stack;
+    bool stack, columns;
     lr_made made;
     int n_dims;
     int64_t ne[4];
@@ -234,7 +234,7 @@ static int plain_part(lr_part *p, const lr_part_spec *q, const slice *w, lr_erro
     p->w_type = w->t->type;
     p->n = w->n_dims == 2 ? w->shape[0] : 1;
     p->k = w->n_dims == 2 ? w->shape[1] : w->n_dims ? w->shape[0] : 1;
-    p->transpose = q->transpose && w->n_dims == 2;
+    p->transpose = q->transpose && w->n_dims >= 1;
     if (p->transpose) {
         int64_t n = p->n;
         p->n = p->k;
@@ -425,6 +425,14 @@ static int make_parts(lr_folder *f, weight *w, const lr_part_spec *specs, lr_err
     w->ne[0] = w->parts[0].k;
     w->ne[2] = w->stack ? (int64_t)w->n_parts : 1;
     w->ne[3] = 1;
+    w->columns = w->stack && specs[0].transpose && w->ne[0] == 1;
+    if (w->columns) { /* a vector of each: rows of a matrix */
+        w->ne[0] = w->ne[1];
+        w->ne[1] = w->ne[2];
+        w->ne[2] = 1;
+        w->n_dims = 2;
+        return 0;
+    }
     const lr_part_spec *q = &specs[0];
     bool vector = w->n_parts == 1 && q->kind == LR_PART_PLAIN && lr_folder_find(f, q->w)->n_dims - (q->index >= 0) < 2;
     w->n_dims = w->stack ? 3 : vector ? 1 : 2;
@@ -506,7 +514,11 @@ static int source_load(void *user, lr_tensor *t, lr_error *err)
     if (rc) return rc;
     uint8_t *dst = lr_alloc_aligned(total), *at = dst;
     if (!dst) return lr_fail(err, LR_ENOMEM, "no memory for %zu bytes of '%s'", total, t->name);
-    for (size_t i = 0; i < w->n_parts && rows > 0; i++) {
+    for (size_t i = 0; i < w->n_parts && w->columns; i++) {
+        lr_part_rows(&w->parts[i], t->type, 0, w->parts[i].out, at);
+        at += row;
+    }
+    for (size_t i = 0; i < w->n_parts && rows > 0 && !w->columns; i++) {
         const lr_part *p = &w->parts[i];
         int64_t n = p->out - first < rows ? p->out - first : rows;
         if (n > 0) {

@@ -1,5 +1,5 @@
---- A real model as GGUF file and as Hugging Face folder (scripts/gen_hf_ref.py real): how many of the greedy tokens agree,
---- and what loading takes.
+--- A real model as GGUF file and as Hugging Face folder (scripts/gen_hf_ref.py real): how many of the greedy tokens
+--- agree, and what loading takes.
 ---
 ---   llmrun tests/bench/hf_real.lua [GGUF] [FOLDER]
 
@@ -8,7 +8,8 @@ local core = require "llmrun.core"
 
 local home = os.getenv "HOME" .. "/.cache/llmrun"
 local paths = { arg[1] or "smollm2", arg[2] or home .. "/smollm2-hf" }
-local prompts = { "Name a city in Italy.", "Write a haiku about rain.", "What is 17 + 25?", "Explain gravity to a child.",
+local prompts = { "Name a city in Italy.", "Write a haiku about rain.", "What is 17 + 25?",
+    "Explain gravity to a child.",
     "List three colours.", "Who wrote Hamlet?" }
 
 local said = {}

@@ -18,7 +18,9 @@ describe("a Hugging Face folder", function()
     -- names of tests/data/hf/models; the context matters where RoPE depends on it
     for name, ctx in pairs { ["llama-bf16"] = false, ["qwen2-f16"] = false, ["qwen3-f32"] = false,
         ["gemma3-bf16"] = false, ["mistral-llama3"] = false, ["gemma2-bf16"] = false, ["phi3-bf16"] = 64,
-        ["olmo2-bf16"] = false, ["granite-bf16"] = false, ["smollm3-bf16"] = false, ["gpt2-bf16"] = false } do
+        ["olmo2-bf16"] = false, ["granite-bf16"] = false, ["smollm3-bf16"] = false, ["gpt2-bf16"] = false,
+        ["mixtral-bf16"] = false, ["qwen2moe-bf16"] = false, ["qwen3moe-bf16"] = false, ["granitemoe-bf16"] = false,
+        ["gptoss-bf16"] = false, ["gptoss-mxfp4"] = false } do
         it("has Transformers' logits: " .. name, function()
             local path, ref = hf.model(name), hf.reference(name)
             local exact <close> = llm.load(path, { compute = "f32", ctx = ctx or nil })

@@ -6,6 +6,8 @@
 ---   layer    module names within a layer ("self_attn.q_proj") -> names of the scripts, beside or instead of the common
 ---   top      the same for modules outside of the layers
 ---   experts  path of numbered experts within a layer -> { module within an expert = name of the stacked weight }
+---   stacked  module names within a layer whose tensors hold all experts -> function(m, add): m.parts = { role =
+---            tensor }; add(name in the layer, parts of core.folder, stack)
 ---   ignore   patterns of tensor names that a forward pass does not need
 ---   norm_add what is added to the weights of norms (patterns of the scripts' names in norm_of)
 ---   transpose  names whose matrices are (inputs, outputs)
@@ -128,6 +130,113 @@ local granite = {
     end,
 }
 
+local function experts(c, put)
+    put("expert_count", "u32", c.num_local_experts or c.num_experts, "num_experts")
+    put("expert_used_count", "u32", c.num_experts_per_tok, "num_experts_per_tok")
+    put("expert_feed_forward_length", "u32", c.moe_intermediate_size, "moe_intermediate_size")
+    put("expert_shared_feed_forward_length", "u32", c.shared_expert_intermediate_size,
+        "shared_expert_intermediate_size")
+    put("expert_weights_norm", "bool", c.norm_topk_prob, "norm_topk_prob")
+end
+
+local numbered = { gate_proj = "ffn_gate_exps", up_proj = "ffn_up_exps", down_proj = "ffn_down_exps" }
+
+local mixtral = {
+    arch = "llama",
+    layer = { ["block_sparse_moe.gate"] = "ffn_gate_inp" },
+    experts = { ["block_sparse_moe.experts"] = { w1 = "ffn_gate_exps", w3 = "ffn_up_exps", w2 = "ffn_down_exps" } },
+    config = experts,
+}
+
+local qwen2_moe = {
+    arch = "qwen2moe",
+    layer = {
+        ["mlp.gate"] = "ffn_gate_inp", ["mlp.shared_expert.gate_proj"] = "ffn_gate_shexp",
+        ["mlp.shared_expert.up_proj"] = "ffn_up_shexp", ["mlp.shared_expert.down_proj"] = "ffn_down_shexp",
+        ["mlp.shared_expert_gate"] = "ffn_gate_inp_shexp",
+    },
+    experts = { ["mlp.experts"] = numbered },
+    config = experts,
+}
+
+local qwen3_moe = {
+    arch = "qwen3moe", layer = { ["mlp.gate"] = "ffn_gate_inp" }, experts = { ["mlp.experts"] = numbered },
+    config = experts,
+}
+
+--- A part for each slice of a tensor's first dimension.
+local function slices(tensor, part)
+    local list = {}
+    for e = 1, tensor.shape[1] do
+        local p = {}
+        for k, v in pairs(part) do p[k] = v end
+        p.w, p.index = tensor.name, e - 1
+        list[e] = p
+    end
+    return list
+end
+
+local granite_moe = {
+    arch = "granitemoe",
+    layer = { ["block_sparse_moe.router.layer"] = "ffn_gate_inp" },
+    stacked = {
+        ["block_sparse_moe.input_linear"] = function(m, add)
+            local w = m.parts.weight
+            local half = w and (w.shape[2] or 0) // 2 or 0
+            if half < 1 then return end
+            add("ffn_gate_exps.weight", slices(w, { first = 0, count = half }), true)
+            add("ffn_up_exps.weight", slices(w, { first = half, count = half }), true)
+        end,
+        ["block_sparse_moe.output_linear"] = function(m, add)
+            if m.parts.weight then add("ffn_down_exps.weight", slices(m.parts.weight, {}), true) end
+        end,
+    },
+    config = function(c, put)
+        granite.config(c, put)
+        experts(c, put)
+    end,
+}
+
+--- gpt-oss: gate and up are every other output of one matrix, in MXFP4 (blocks and scales) or, turned, in floats.
+local gpt_oss = {
+    arch = "gpt-oss",
+    layer = {
+        ["mlp.router"] = "ffn_gate_inp", ["self_attn"] = "attn_sinks",
+        ["post_attention_layernorm"] = "post_attention_norm",
+    },
+    stacked = {
+        ["mlp.experts"] = function(m, add)
+            local p = m.parts
+            local function weight(role, name, choice)
+                local part = { first = choice.first, step = choice.step }
+                local w = p[role]
+                if p[role .. "_blocks"] and p[role .. "_scales"] then
+                    w = p[role .. "_blocks"]
+                    part.kind, part.scale = "mxfp4", p[role .. "_scales"].name
+                elseif w then
+                    part.transpose = true
+                end
+                if w then add(name .. ".weight", slices(w, part), true) end
+            end
+            local both, down = p.gate_up_proj_bias, p.down_proj_bias
+            weight("gate_up_proj", "ffn_gate_exps", { first = 0, step = 2 })
+            weight("gate_up_proj", "ffn_up_exps", { first = 1, step = 2 })
+            weight("down_proj", "ffn_down_exps", {})
+            local function column(first) return slices(both, { first = first, step = 2, transpose = true }) end
+            if both then
+                add("ffn_gate_exps.bias", column(0), true)
+                add("ffn_up_exps.bias", column(1), true)
+            end
+            if down then add("ffn_down_exps.bias", { { w = down.name } }, false) end
+        end,
+    },
+    config = function(c, put)
+        windows(c, put)
+        experts(c, put)
+        put("expert_feed_forward_length", "u32", c.intermediate_size, "intermediate_size")
+    end,
+}
+
 local olmo2 = {
     arch = "olmo2",
     layer = { ["post_attention_layernorm"] = "post_attention_norm", ["post_feedforward_layernorm"] = "post_ffw_norm" },
@@ -143,6 +252,11 @@ M.kinds = {
     gemma3_text = gemma3,
     phi3 = phi3,
     olmo2 = olmo2,
+    mixtral = mixtral,
+    qwen2_moe = qwen2_moe,
+    qwen3_moe = qwen3_moe,
+    granitemoe = granite_moe,
+    gpt_oss = gpt_oss,
     granite = granite,
     smollm3 = { arch = "smollm3" },
     gpt2 = gpt2,

@@ -160,10 +160,10 @@ local function read_merges(model)
     if not json.is_array(list) then fail("tokenizer.json: model.merges is no list") end
     for i, m in ipairs(list) do
         if type(m) == "table" and type(m[1]) == "string" and type(m[2]) == "string" then
-            out[i] = m[1] .. "\0" .. m[2]
+            local apart = (m[1] .. m[2]):find(" ", 1, true) and "\0" or " "
+            out[i] = m[1] .. apart .. m[2]
         elseif type(m) == "string" and m:find(" ", 2, true) then
-            local at = m:find(" ", 2, true)
-            out[i] = m:sub(1, at - 1) .. "\0" .. m:sub(at + 1)
+            out[i] = m
         else
             fail("tokenizer.json: model.merges[%d] is not two tokens", i - 1)
         end

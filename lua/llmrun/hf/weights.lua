@@ -11,7 +11,9 @@ local function bad(code, fmt, ...) error({ message = fmt:format(...), code = cod
 local ROLES = {}
 for _, r in ipairs { "weight", "bias", "qweight", "qzeros", "scales", "g_idx", "weight_scale", "weight_scale_inv",
     "weight_packed", "weight_zero_point", "weight_shape", "weight_g_idx", "SCB", "weight_format", "input_scale",
-    "input_zero_point", "k_scale", "v_scale", "output_scale", "sinks" } do ROLES[r] = true end
+    "input_zero_point", "k_scale", "v_scale", "output_scale", "sinks",
+    "gate_up_proj", "gate_up_proj_bias", "gate_up_proj_blocks", "gate_up_proj_scales", -- gpt-oss
+    "down_proj", "down_proj_bias", "down_proj_blocks", "down_proj_scales" } do ROLES[r] = true end
 
 --- Names of the scripts of a module: "blk.3.attn_q"; or nil. expert: its number, where the module is one of many.
 local function translate(kind, module)
@@ -55,6 +57,8 @@ local function collect(kind, tensors, tied)
         local module, role = t.name:match("^(.+)%.([%w_]+)$")
         if not module or not ROLES[role] then module, role = t.name, "weight" end
         local name, expert = translate(kind, module)
+        local make = not name and kind.stacked and kind.stacked[module:match("^model%.layers%.%d+%.(.+)$") or ""]
+        if make then name = "blk." .. module:match("%d+") end
         if ignored(kind, t.name) or (tied and name == "output") then
             left_out = left_out + 1
         elseif not name then
@@ -62,7 +66,7 @@ local function collect(kind, tensors, tied)
         else
             local m = by_module[module]
             if not m then
-                m = { name = name, expert = expert, module = module, parts = {} }
+                m = { name = name, expert = expert, make = make, module = module, parts = {} }
                 by_module[module], list[#list + 1] = m, m
             end
             m.parts[role] = t
@@ -187,7 +191,16 @@ function M.make(core, c)
     local r = { core = core, tensors = {}, rest = rest, formats = {}, by_format = {}, left_out = left_out }
     local stacks, order = {}, {}
     for _, m in ipairs(modules) do
-        local part, from = part_of(m, q)
+        local part, from
+        if m.make then
+            m.make(m, function(name, parts, stack)
+                local t = parts[1].kind == "mxfp4" and "MXFP4" or nil
+                for _, x in pairs(m.parts) do t = t or x.dtype end
+                add(r, m.name .. "." .. name, parts, stack, t)
+            end)
+        else
+            part, from = part_of(m, q)
+        end
         if m.parts.bias then add(r, m.name .. ".bias", { { w = m.parts.bias.name } }, false, m.parts.bias.dtype) end
         local sinks = m.parts.sinks
         if sinks then add(r, m.name .. ".weight", { { w = sinks.name } }, false, sinks.dtype) end
