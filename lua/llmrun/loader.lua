@@ -94,7 +94,7 @@ local function build(file, path, opts)
   if not model then return nil, err, code end
   return model, {
     path = path, arch = hp.arch, hparams = hp, vocab = vocab, file = file, bytes = info.bytes, formats = info.formats,
-    generation = file.generation,
+    sampling = file.sampling and file:sampling(),
     chat_template = file:get("tokenizer.chat_template"), fingerprint = info.fingerprint,
   }
 end

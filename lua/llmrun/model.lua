@@ -75,7 +75,8 @@ function M.new(call, core_model, o, info)
     self.info = {
         name = info.name or made.name, arch = info.arch, path = info.path, bytes = info.bytes, n_vocab = made.n_vocab,
         n_ctx = made.n_ctx, ctx = engine:info().context, n_embd = made.n_embd, bos = vi.bos, eos = vi.eos, eog = vi.eog,
-        add_bos = vi.add_bos, windows = made.windows, formats = info.formats, backend = engine:info().backend,
+        add_bos = vi.add_bos, windows = made.windows, formats = info.formats, sampling = info.sampling,
+        backend = engine:info().backend,
     }
     self.chat = chat.new(call, o.template or info.chat_template, vocab, self.info.name)
     spec.for_model(call, self, o)

@@ -56,6 +56,12 @@ describe("a Hugging Face folder", function()
     it("ends at all tokens that generation_config.json names", function()
         local model <close> = llm.load(hf.model(LLAMA, { ["generation_config.json"] = [[{"eos_token_id":[2,65]}]] }))
         assert.same({ 2, 65 }, model.info.eog)
+        assert.same({}, model.info.sampling)
+        local advised <close> = llm.load(hf.model(LLAMA, { ["generation_config.json"] =
+            [[{"temperature":0.6,"top_k":20,"top_p":0.95,"do_sample":true,"min_p":"x"}]] }))
+        assert.same({ temperature = 0.6, top_k = 20, top_p = 0.95 }, advised.info.sampling)
+        local greedy <close> = llm.load(hf.model(LLAMA, { ["generation_config.json"] = [[{"do_sample":false}]] }))
+        assert.same({ temperature = 0 }, greedy.info.sampling)
     end)
 
     it("is inspected", function()

@@ -162,9 +162,11 @@ end
 --- Sampling flags of the commands that generate, and the options of gen that they stand for.
 M.sampling_flags = {
     { "max-tokens", short = "n", arg = "N", type = "integer", help = "most tokens to generate (default: to the end)" },
-    { "temperature", arg = "X", type = "number", default = 0.7, help = "0: always the most probable token" },
+    { "temperature", arg = "X", type = "number",
+        help = "0: always the most probable token (default: as the model recommends, else 0.7)" },
     { "top-k", arg = "N", type = "integer", help = "draw from the N most probable (0: all)" },
-    { "top-p", arg = "X", type = "number", default = 0.95, help = "draw from the most probable that make up X" },
+    { "top-p", arg = "X", type = "number",
+        help = "draw from the most probable that make up X (default: as the model recommends, else 0.95)" },
     { "min-p", arg = "X", type = "number", help = "leave out what is less probable than X times the best" },
     { "repetition-penalty", arg = "X", type = "number", help = "above 1: tokens that were there are less probable" },
     { "stop", arg = "TEXT", type = "list", help = "ends at this text; may be given more than once" },
@@ -181,10 +183,13 @@ function M.drafts(o)
     return { method = o.speculate, draft = o.draft }
 end
 
-function M.sampling(o)
+--- Options of gen that the flags stand for. What is not given is as the model's own files recommend.
+function M.sampling(o, model)
+    local own = model.info.sampling or {}
     return {
-        max_tokens = o.max_tokens, temperature = o.temperature, top_k = o.top_k, top_p = o.top_p, min_p = o.min_p,
-        repetition_penalty = o.repetition_penalty, stop = o.stop, seed = o.seed,
+        max_tokens = o.max_tokens, temperature = o.temperature or own.temperature or 0.7,
+        top_k = o.top_k or own.top_k, top_p = o.top_p or own.top_p or 0.95, min_p = o.min_p or own.min_p,
+        repetition_penalty = o.repetition_penalty or own.repetition_penalty, stop = o.stop, seed = o.seed,
     }
 end
 

@@ -38,7 +38,7 @@ function M.run(o)
             if o.system then s:system(o.system) end
             s:user(text)
         end
-        for piece in s:stream(common.sampling(o)) do
+        for piece in s:stream(common.sampling(o, model)) do
             io.stdout:write(piece)
             io.stdout:flush()
         end

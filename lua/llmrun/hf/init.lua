@@ -162,6 +162,22 @@ function Folder:vocab() return tokenizer(self, "vocab") end
 --- The vocabulary's columns and rules, as core.vocab_new takes them; nil, text, code.
 function Folder:vocab_spec() return tokenizer(self, "spec") end
 
+--- The sampling that generation_config.json recommends, as options of gen.
+function Folder:sampling()
+    local g, out = self.generation or {}, {}
+    local function take(name, low, high)
+        local v = g[name]
+        if type(v) == "number" and v >= low and v <= high then out[name] = v end
+    end
+    if g.do_sample == false then return { temperature = 0 } end
+    take("temperature", 0, 100)
+    take("top_p", 0, 1)
+    take("min_p", 0, 1)
+    take("repetition_penalty", 0.01, 100)
+    if math.type(g.top_k) == "integer" and g.top_k > 0 then out.top_k = g.top_k end
+    return out
+end
+
 --- Words of an error about a key, in terms of the folder's own files.
 function Folder:explain(message)
     return (message:gsub("key '([%w_.]+)'", function(key)
