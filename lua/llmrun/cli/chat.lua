@@ -126,7 +126,8 @@ function M.run(o)
     common.check_chat(model)
     local lines = require("llmrun.cli.lineedit").new(core.isatty(0) and history_path() or nil)
     local chat = setmetatable({
-        model = model, session = model:session(), system = o.system, stats = o.stats, sampling = common.sampling(o, model),
+        model = model, session = model:session(), system = o.system, stats = o.stats,
+        sampling = common.sampling(o, model),
     }, Chat)
     if o.system then chat.session:system(o.system) end
     if lines.tty then print(("%s, %s; /help for help"):format(model.info.name, model.info.backend)) end
