@@ -6,26 +6,14 @@
 //     and adds weights times values, one chain of mma over the step's keys; the weights' own sum is one more column of
 //     that product (a column of ones);
 //   - a step that a row sees nothing of changes nothing; chunks start afresh and are folded in ascending order.
-// Queries and weights are halves (bfloat16 where the cache is), sums float32.
+// Queries and weights are halves (bfloat16 where the cache is), sums float32. A float32 cache goes to attn_f32.cu.
 //
 // A tile is up to 16 * WM pairs of a row and a head of one KV head. Narrow: one group of 16 pairs, four warps share the
 // keys of a step and then the dimensions of the values; a grid over chunks, joined by a second kernel. Wide: a warp for
 // each 16 pairs (head sizes over 128: two), chunks one after another, folded in registers.
-#include "kv.cuh"
+#include "attn.cuh"
 
 enum { STEP = 64, PAD = 8, THREADS = 128, WARPS = 4 };
-
-struct attn_args {
-    lr_cu_attn p;
-    lr_cu_kv kv;
-    lr_cu_rows_at at;
-    const float *q;
-    float *out;
-    const lr_cu_tile *tiles;
-    int first_row, group, heads, tile_rows; // heads of a group that a tile takes
-    float *part;                            // (rows, n_heads, chunks, head_dim + 2): sums, maximum, weights' sum
-    int chunks;                             // 0: the tile goes through all chunks itself
-};
 
 // ---- joining chunks ----
 
@@ -53,22 +41,10 @@ static __device__ __forceinline__ float fold_end(float m, float l, const float *
     return __fdiv_rn(scale, __fmaf_rn(l, scale, cu_exp2(__fsub_rn(sink, top))));
 }
 
-// The first slot that a row may see.
-static __device__ __forceinline__ int first_slot(const attn_args &a, int row)
-{
-    int from = a.p.window > 0 ? max(0, a.at.pos[row] - a.p.window + 1) : 0;
-    return a.at.tree_at && a.at.tree_at[row] >= 0 ? min(from, a.at.tree_at[row]) : from;
-}
-
 __global__ void __launch_bounds__(THREADS) join_k(attn_args a)
 {
-    int i = blockIdx.x, head = blockIdx.y, d = a.kv.head_dim, row = a.first_row + i;
-    if (a.tiles) { // rows of tiles: entry i / tile_rows, its row i % tile_rows
-        lr_cu_tile t = a.tiles[i / a.tile_rows];
-        if (i % a.tile_rows >= t.n) return;
-        row = t.row + i % a.tile_rows;
-    }
-    if (a.at.seq[row] < 0) return;
+    int head = blockIdx.y, d = a.kv.head_dim, row = row_of_block(a);
+    if (row < 0) return;
     int slot = a.at.slot[row], from = first_slot(a, row);
     const float *part = a.part + ((size_t)(row - a.first_row) * a.p.n_heads + head) * a.chunks * (d + 2);
     for (int j = threadIdx.x; j < d; j += THREADS) {
@@ -86,36 +62,11 @@ __global__ void __launch_bounds__(THREADS) join_k(attn_args a)
 
 // ---- tiles ----
 
-// What a thread knows about a row of its scores.
-struct row_of {
-    bool on;
-    int row, head, slot, from; // sees slots from .. slot
-    int tree_at;               // and of those from here on, what the bits say
-    const uint32_t *bits;
-};
-
-static __device__ __forceinline__ bool sees(const row_of &r, int slot)
-{
-    if (!r.on || slot > r.slot) return false;
-    int i = slot - r.tree_at;
-    return r.bits && i >= 0 ? r.bits[i / 32] >> i % 32 & 1 : slot >= r.from;
-}
-
 static __device__ __forceinline__ row_of find_row(const attn_args &a, lr_cu_tile t, int head0, int pair)
 {
-    row_of r = {};
     int i = pair / a.heads, h = head0 + pair % a.heads, group_end = (head0 / a.group + 1) * a.group;
-    if (i >= t.n || h >= group_end) return r;
-    r.on = true;
-    r.row = t.row + i;
-    r.head = h;
-    r.slot = a.at.slot[r.row];
-    r.from = a.p.window > 0 ? a.at.pos[r.row] - a.p.window + 1 : 0;
-    if (a.at.tree_at && a.at.tree_at[r.row] >= 0) {
-        r.tree_at = a.at.tree_at[r.row];
-        r.bits = a.at.tree_bits + (size_t)r.row * a.at.tree_words;
-    }
-    return r;
+    if (i >= t.n || h >= group_end) return {};
+    return look_up_row(a, t.row + i, h);
 }
 
 template <bool BF> static __device__ __forceinline__ uint16_t narrow16(float v)
@@ -155,8 +106,7 @@ static __device__ __forceinline__ uint4 kv_eight(const lr_cu_kv_part &p, const l
 #pragma unroll
         for (int j = 0; j < 8; j++) {
             if (j >= left) break;
-            v[j] = p.type == LR_F32    ? ((const float *)block)[at + j]
-                   : p.type == LR_F16  ? cu_f16(((const uint16_t *)block)[at + j])
+            v[j] = p.type == LR_F16    ? cu_f16(((const uint16_t *)block)[at + j])
                    : p.type == LR_BF16 ? cu_bf16(((const uint16_t *)block)[at + j])
                                        : cu_e4m3(((const uint8_t *)block)[at + j]);
         }
@@ -502,6 +452,7 @@ cudaError_t lr_cu_attn_rows(const lr_cu_attn *p, const lr_cu_kv *kv, const float
     a.tile_rows = tiles ? lr_cu_attn_tile_rows(p->n_heads, kv->n_kv_heads, kv->head_dim, wide) : 1;
     a.chunks = chunks > 1 ? chunks : 0;
     a.part = (float *)work;
+    if (kv->k.type == LR_F32) return cu_attn_f32(a, n_tiles, s);
     dim3 grid(n_tiles, kv->n_kv_heads * parts, a.chunks ? chunks : 1);
     cudaError_t e = kv->k.type == LR_BF16 ? run_dim<true>(a, wide, grid, s) : run_dim<false>(a, wide, grid, s);
     if (e || !a.chunks) return e;

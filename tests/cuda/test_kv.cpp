@@ -88,11 +88,12 @@ std::vector<float> rope_ref(const std::vector<float> &x, int heads, int dim, int
 
 void put_one(const put_case &c, rnd &r)
 {
-    std::string name = fmt("rope+kv type %d heads %d/%d dim %d rot %d block %d%s%s%s", c.type, c.heads, c.kv_heads,
-                           c.dim, c.n_rot, c.block_size, c.interleaved ? " interleaved" : "", c.norms ? " norms" : "",
-                           c.rotate ? "" : " plain");
+    std::string name =
+        fmt("rope+kv type %d heads %d/%d dim %d rot %d block %d%s%s%s", c.type, c.heads, c.kv_heads, c.dim, c.n_rot,
+            c.block_size, c.interleaved ? " interleaved" : "", c.norms ? " norms" : "", c.rotate ? "" : " plain");
     kv_store kv(c.type, c.kv_heads, c.dim, c.block_size, 6);
-    std::vector<int32_t> seq = {0, 1, 1, -1}, pos = {5, 9000, 9001, 7}, slot = {5, 2 * c.block_size - 1, 2 * c.block_size, 7};
+    std::vector<int32_t> seq = {0, 1, 1, -1}, pos = {5, 9000, 9001, 7},
+                         slot = {5, 2 * c.block_size - 1, 2 * c.block_size, 7};
     slot[0] = c.block_size > 5 ? 5 : 0;
     std::vector<int32_t> table = {3, 0, 1, 4}, table_at = {0, 1};
     int m = (int)seq.size();
@@ -106,7 +107,8 @@ void put_one(const put_case &c, rnd &r)
     dev<double> dfreq(freq);
     lr_cu_rope rope = {c.heads, c.dim, c.n_rot, c.interleaved, 1.25f, dfreq};
     lr_cu_rows_at at = {m, dseq, dpos, dslot, dtable, dat, nullptr, nullptr, 0};
-    lr_cu_norm nq = {dwq, nullptr, c.heads * c.dim, c.dim, 1e-6f, false}, nk = {dwk, nullptr, c.kv_heads * c.dim, c.dim, 1e-6f, false};
+    lr_cu_norm nq = {dwq, nullptr, c.heads * c.dim, c.dim, 1e-6f, false},
+               nk = {dwk, nullptr, c.kv_heads * c.dim, c.dim, 1e-6f, false};
     lr_cu_kv lkv = kv.view();
     const lr_cu_rope *pr = c.rotate ? &rope : nullptr;
     if (!run(name, [&] {
@@ -145,9 +147,9 @@ void put_one(const put_case &c, rnd &r)
                     // a value next to a rounding edge may go either way, as the device's own arithmetic decides
                     double max = fabs(from[j]);
                     for (float x : group) max = fmax(max, fabs((double)x));
-                    double step = what ? 1e-6
-                                  : c.type == LR_F32 ? 2e-6
-                                  : c.type == LR_F16 ? 1e-3
+                    double step = what                ? 1e-6
+                                  : c.type == LR_F32  ? 2e-6
+                                  : c.type == LR_F16  ? 1e-3
                                   : c.type == LR_BF16 ? 8e-3
                                   : c.type == LR_Q8_0 ? 8e-3
                                                       : 0.13;
@@ -158,7 +160,8 @@ void put_one(const put_case &c, rnd &r)
     size_t unit = c.type == LR_F32 ? 4 : c.type == LR_F16 || c.type == LR_BF16 ? 2 : 1, touched = 0;
     for (auto *b : {&kb, &vb})
         for (uint8_t x : *b) touched += x != 0xff;
-    verdict(touched <= written * unit + written / 32 * 2, name + ": elsewhere", "more was written than the rows' slots");
+    verdict(touched <= written * unit + written / 32 * 2, name + ": elsewhere",
+            "more was written than the rows' slots");
 }
 
 void test_copy()

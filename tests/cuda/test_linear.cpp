@@ -91,6 +91,7 @@ void test_formats()
 {
     rnd r(11);
     for (int type : all_types) {
+        if (!lr_cu_weight_good(type)) continue; // a test build with a part of the formats
         product p(r, type, 67, 256);
         against_double(r, p, LR_CU_EXACT, 3, true, false);
         against_double(r, p, LR_CU_REF, 5, false, true);
@@ -111,7 +112,7 @@ void test_formats()
 void test_shapes()
 {
     rnd r(12);
-    product odd(r, LR_F16, 5, 40), one(r, LR_Q8_0, 1, 32), parts(r, LR_Q8_0, 66, 1120), tall(r, LR_BF16, 200, 1088);
+    product odd(r, LR_BF16, 5, 40), one(r, LR_Q8_0, 1, 32), parts(r, LR_Q8_0, 66, 1120), tall(r, LR_BF16, 200, 1088);
     for (const product *p : {&odd, &one, &parts, &tall})
         for (int m : small_only ? std::vector<int>{9} : std::vector<int>{1, 9, 33}) {
             against_double(r, *p, LR_CU_EXACT, m, m == 9, false);
@@ -130,7 +131,7 @@ void test_shapes()
 void test_company()
 {
     rnd r(13);
-    for (int type : {LR_Q4_K, LR_BF16}) {
+    for (int type : {LR_Q5_K, LR_BF16}) {
         product p(r, type, 67, 1280);
         int many = small_only ? 34 : 70;
         auto x = normals(r, (size_t)many * p.k);

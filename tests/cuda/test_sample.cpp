@@ -112,7 +112,8 @@ void test_chains(int n_vocab)
 
     std::vector<lr_cu_sample> what;
     auto add = [&](float t, int k, float p, float m) {
-        lr_cu_sample w = {t, k, p, m, 1, 0, 0, 0, 0, 0, -1, (int)what.size() % rows, 77 + what.size(), 1000 + what.size()};
+        lr_cu_sample w = {
+            t, k, p, m, 1, 0, 0, 0, 0, 0, -1, (int)what.size() % rows, 77 + what.size(), 1000 + what.size()};
         what.push_back(w);
         return &what.back();
     };
@@ -125,7 +126,8 @@ void test_chains(int n_vocab)
         add(0.7f, 40, 0.9f, 0);
         add(1.3f, 0, 0.5f, 0.05f)->temperature_last = i % 2;
         add(1, 0, 1, 0.2f)->mask = 0;
-        *add(0.9f, 20, 1, 0.1f) = {0.9f, 20, 1, 0.1f, 1.3f, 0.4f, 0.2f, 0, 0, (int)edits.size(), 0, i % 3, 5, (uint64_t)i};
+        *add(0.9f, 20, 1, 0.1f) = {0.9f, 20,    1, 0.1f,       1.3f, 0.4f, 0.2f, 0, 0, (int)edits.size(),
+                                   0,    i % 3, 5, (uint64_t)i};
     }
     add(1, 1, 1, 0)->mask = 1;
     add(1, 0, 0, 0);
@@ -186,8 +188,8 @@ void test_refusals()
     auto entry = [](int row, float p, float m, int k, int mask) {
         return lr_cu_sample{1, k, p, m, 1, 0, 0, 0, 0, 0, mask, row, 1, 1};
     };
-    std::vector<lr_cu_sample> w = {entry(0, 0.9f, 0, 0, -1), entry(1, 1, 0, 0, -1),     entry(2, 1, 0, 0, -1),
-                                   entry(0, 1, 0, 0, 0),     entry(0, 1, 0.5f, 0, -1),  entry(3, 1, 0, 1500, -1),
+    std::vector<lr_cu_sample> w = {entry(0, 0.9f, 0, 0, -1), entry(1, 1, 0, 0, -1),    entry(2, 1, 0, 0, -1),
+                                   entry(0, 1, 0, 0, 0),     entry(0, 1, 0.5f, 0, -1), entry(3, 1, 0, 1500, -1),
                                    entry(3, 0.2f, 0, 0, -1), entry(0, 0.9f, 0, 30, -1)};
     std::vector<int> want = {LR_CU_TO_HOST, LR_CU_NOT_FINITE, LR_CU_NOT_FINITE, LR_CU_NONE_LEFT,
                              LR_CU_TO_HOST, LR_CU_TO_HOST,    LR_CU_DRAWN,      LR_CU_DRAWN};
@@ -196,7 +198,8 @@ void test_refusals()
     dev<uint32_t> dm(none);
     dev<lr_cu_drawn> out(w.size());
     dev<uint8_t> work(lr_cu_sample_work((int)w.size(), n));
-    if (!run("odd rows", [&] { return lr_cu_sample_rows(dl, n, dw, (int)w.size(), nullptr, dm, out, work, 0); })) return;
+    if (!run("odd rows", [&] { return lr_cu_sample_rows(dl, n, dw, (int)w.size(), nullptr, dm, out, work, 0); }))
+        return;
     auto got = out.get();
     for (size_t i = 0; i < w.size(); i++)
         verdict(got[i].status == want[i] && (got[i].token >= 0) == (want[i] == LR_CU_DRAWN), fmt("odd row %zu", i),

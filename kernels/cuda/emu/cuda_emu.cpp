@@ -389,6 +389,31 @@ void emu_collective(int op, unsigned mask, int arg, int width, const void *in, s
     if (op == EMU_SYNCWARP) ACQ(s);
 }
 
+// ---- cp.async ----
+
+void emu_copy_later(void *dst, const void *src)
+{
+    emu_thread *t = emu_cur;
+    if (t->n_pend == 64) emu_fail("more than 64 cp.async in flight in one thread");
+    t->pend[t->n_pend++] = {dst, src, t->group};
+}
+
+void emu_copy_commit() { emu_cur->group++; }
+
+// Takes the next copy that is not in the newest n groups off the queue.
+bool emu_copy_due(int n, emu_copy *c)
+{
+    emu_thread *t = emu_cur;
+    for (int i = 0; i < t->n_pend; i++) {
+        if (t->pend[i].group >= t->group - n) continue;
+        c->dst = t->pend[i].dst;
+        c->src = t->pend[i].src;
+        t->pend[i] = t->pend[--t->n_pend];
+        return true;
+    }
+    return false;
+}
+
 // ---- shared memory ----
 
 static void *shared_alloc(size_t n)
@@ -404,7 +429,7 @@ static void *shared_alloc(size_t n)
     return p;
 }
 
-static void shared_free([[maybe_unused]] void *p)
+[[maybe_unused]] static void shared_free([[maybe_unused]] void *p)
 {
 #ifdef EMU_ASAN
     free(p);

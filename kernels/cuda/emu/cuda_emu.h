@@ -51,7 +51,6 @@ static inline float4 make_float4(float x, float y, float z, float w) { return {x
 struct emu_copy {
     void *dst;
     const void *src;
-    size_t n;
     int group;
 };
 struct emu_thread {
@@ -169,24 +168,18 @@ static inline void emu_syncwarp(const char *f, int l, unsigned m = 0xffffffffu)
 #define __syncwarp(...) emu_syncwarp(__FILE__, __LINE__ __VA_OPT__(, ) __VA_ARGS__)
 
 // ---- cp.async: the copy really happens only at the wait ----
+void emu_copy_later(void *dst, const void *src); // the queue is the emulation's own: no sanitizer sees it
+void emu_copy_commit();
+bool emu_copy_due(int n, emu_copy *c);
 static inline void cu_copy_async16(void *dst, const void *src)
 {
-    emu_thread *t = emu_cur;
     if (((uintptr_t)dst | (uintptr_t)src) % 16) emu_fail("cp.async misaligned: dst %p src %p", dst, src);
-    if (t->n_pend == 64) emu_fail("more than 64 cp.async in flight in one thread");
-    t->pend[t->n_pend++] = {dst, src, 16, t->group};
+    emu_copy_later(dst, src);
 }
-static inline void cu_copy_commit() { emu_cur->group++; }
+static inline void cu_copy_commit() { emu_copy_commit(); }
 template <int N> static inline void cu_copy_wait()
 {
-    emu_thread *t = emu_cur;
-    int k = 0;
-    for (int i = 0; i < t->n_pend; i++)
-        if (t->pend[i].group < t->group - N)
-            memcpy(t->pend[i].dst, t->pend[i].src, t->pend[i].n);
-        else
-            t->pend[k++] = t->pend[i];
-    t->n_pend = k;
+    for (emu_copy c; emu_copy_due(N, &c);) memcpy(c.dst, c.src, 16);
 }
 
 // ---- tensor cores ----
