@@ -200,7 +200,9 @@ __global__ void __launch_bounds__(256) join_k(mma_args a, int parts)
     finish(a, (int)(at / a.n), (int)(at % a.n), s);
 }
 
-enum { SMALL = 8, MIDDLE = 32 };
+// Rows up to which a tile of 8 and of 32 is taken, and up to which parts of k are blocks of their own: few rows give
+// few tiles, and 132 multiprocessors want work.
+enum { SMALL = 8, MIDDLE = 64, SPLIT = 256 };
 
 template <class W, bool BF, int WM, int WN, int MT, int NT>
 static cudaError_t mma_launch(const mma_args &a, int parts, cudaStream_t s)
@@ -213,10 +215,11 @@ static cudaError_t mma_launch(const mma_args &a, int parts, cudaStream_t s)
 template <class W, bool BF> static cudaError_t mma_run(mma_args a, void *work, cudaStream_t s)
 {
     int parts = (a.k + a.part - 1) / a.part;
-    if (a.m > MIDDLE) return mma_launch<W, BF, 4, 2, 2, 8>(a, 1, s);
+    if (a.m > SPLIT) parts = 1;
     if (parts > 1) a.parts = (float *)work;
-    cudaError_t e =
-        a.m > SMALL ? mma_launch<W, BF, 4, 1, 1, 4>(a, parts, s) : mma_launch<W, BF, 4, 1, 1, 1>(a, parts, s);
+    cudaError_t e = a.m <= SMALL    ? mma_launch<W, BF, 4, 1, 1, 1>(a, parts, s)
+                    : a.m <= MIDDLE ? mma_launch<W, BF, 4, 1, 1, 4>(a, parts, s)
+                                    : mma_launch<W, BF, 4, 2, 2, 8>(a, parts, s);
     if (e || parts == 1) return e;
     return cu_launch(join_k, dim3(((size_t)a.m * a.n + 255) / 256), dim3(256), 0, s, a, parts);
 }
@@ -394,7 +397,7 @@ size_t lr_cu_linear_work(lr_cu_math math, int type, int n, int k, int m)
     (void)type;
     if (math == LR_CU_REF || n <= 0 || k <= 0 || m <= 0) return 0;
     int part = k_part(n, k), parts = (k + part - 1) / part;
-    return parts > 1 ? (size_t)parts * (size_t)(m < MIDDLE ? m : MIDDLE) * (size_t)n * 4 : 0;
+    return parts > 1 ? (size_t)parts * (size_t)(m < SPLIT ? m : SPLIT) * (size_t)n * 4 : 0;
 }
 
 cudaError_t lr_cu_linear(lr_cu_math math, const lr_cu_weight *w, const void *x, int m, const float *bias, bool add,
