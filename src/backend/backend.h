@@ -99,8 +99,6 @@ static inline const char *lr_op_name(lr_op_kind kind)
         return "scale";
     case LR_OP_SOFTCAP:
         return "softcap";
-    case LR_OP_INPUT:
-        return "input";
     case LR_OP_ROWS:
         return "rows";
     case LR_OP_ROUTE:
