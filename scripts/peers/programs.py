@@ -12,6 +12,8 @@ import json
 import math
 import os
 import socket
+import subprocess
+import sys
 import threading
 import time
 import urllib.parse
@@ -22,6 +24,7 @@ ap.add_argument("--runs", type=int, default=1)
 ap.add_argument("--first", type=int, default=1, help="number that stands in the first run's prefix (default 1)")
 ap.add_argument("--ask", choices=["n", "single"], default="n", help="one request for n drafts (default), or one for each")
 ap.add_argument("--name", default="server", help="of this side, for the output")
+ap.add_argument("beside", nargs="*", help="a command (llmrun's side) to run first; its lines are printed, too")
 args = ap.parse_args()
 
 with open(os.path.splitext(os.path.abspath(__file__))[0] + ".json", encoding="utf-8") as f:
@@ -58,7 +61,9 @@ def chat(messages, n=1, **fields):
     r = json.loads(text)
     with lock:
         u = r["usage"]
-        cached = (u.get("prompt_tokens_details") or {}).get("cached_tokens", 0)
+        details = u.get("prompt_tokens_details") or {}
+        usage["told"] |= "cached_tokens" in details
+        cached = details.get("cached_tokens", 0)
         usage["prompt"] += u["prompt_tokens"]
         usage["cached"] += cached
         usage["generated"] += n * fields["max_tokens"]  # the server counts those of one choice
@@ -120,13 +125,19 @@ def agent(run):
             messages = messages + [{"role": "user", "content": c["results"][turn]}]
 
 
+if args.beside:
+    ours = subprocess.run(args.beside, stdout=subprocess.PIPE, text=True, check=False)
+    if ours.returncode:
+        sys.exit(f"{args.beside[0]} ended with {ours.returncode}")
+    print(ours.stdout, end="", flush=True)
 threads = concurrent.futures.ThreadPoolExecutor(8)  # of drafts, which wait for those of pool
 for number in range(args.first, args.first + args.runs):
     for name, program in (("tree", tree), ("agent", agent)):
-        usage = {"prompt": 0, "cached": 0, "generated": 0, "calls": 0}
+        usage = {"prompt": 0, "cached": 0, "generated": 0, "calls": 0, "told": False}
         start = time.perf_counter()
         program(number + 5000 * (name == "agent"))  # a prefix that the server has not seen
         usage["seconds"] = time.perf_counter() - start
-        usage["computed"] = usage["prompt"] - usage["cached"] + usage["generated"]
+        told = usage.pop("told")
+        usage["computed"] = usage["prompt"] - usage["cached"] + usage["generated"] if told else None
         usage.update(program=name, side=args.name)
         print(json.dumps(usage), flush=True)

@@ -37,6 +37,7 @@
     X(queue, "request_queue_time_seconds", "In the waiting list, per request", L)                                      \
     X(e2e, "e2e_request_latency_seconds", "From submission to the end", L)                                             \
     X(step, "step_time_seconds", "One step", T)                                                                        \
+    X(results, "results_time_seconds", "Sampling, masks, stop strings and text of one step", T)                        \
     X(hook, "hook_time_seconds", "All policy hooks of one step", T)                                                    \
     X(batch, "iteration_tokens_total", "Rows of one step", B)                                                          \
     X(spec_length, "spec_decode_accepted_length", "Tokens taken of one draft", N)                                      \

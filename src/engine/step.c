@@ -189,6 +189,7 @@ int lr_engine_step(lr_engine *e, lr_error *err)
     t2 = lr_engine__now(e);
     trace_step(e, &b, t0, tf, t1, t2);
     account(e, t0, t2, b.n_rows);
+    if (b.n_out > 0) lr_hist__add_T(&e->metrics.results, t2 - t1);
     e->in_step = false;
     return b.n_rows;
 }

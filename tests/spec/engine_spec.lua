@@ -231,7 +231,7 @@ describe("metrics", function()
         for kind, names in pairs {
             histogram = [[time_to_first_token_seconds request_time_per_output_token_seconds inter_token_latency_seconds
                 request_queue_time_seconds e2e_request_latency_seconds request_prompt_tokens request_generation_tokens
-                iteration_tokens_total step_time_seconds hook_time_seconds]],
+                iteration_tokens_total step_time_seconds results_time_seconds hook_time_seconds]],
             gauge = "num_requests_running num_requests_waiting kv_cache_usage_perc kv_blocks_free kv_slots_unused",
             counter = [[prompt_tokens_total generation_tokens_total prefix_cache_queries_total prefix_cache_hits_total
                 prefix_cache_joined_tokens_total num_preemptions_total preemptions_swap_total kv_evictions_total
