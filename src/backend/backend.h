@@ -20,6 +20,7 @@
 #include "base/act.h"
 #include "base/comm.h"
 #include "base/error.h"
+#include "base/pool.h"
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
@@ -307,6 +308,10 @@ typedef struct lr_backend_ops {
     const char *(*describe)(const lr_backend *);
     /* Bytes of the device's memory that are free now; NULL where KV lies in the machine's. */
     size_t (*room)(const lr_backend *);
+    /* Runs fn(arg, thread, n_threads) on the host threads that compute, and how many these are. NULL: there are none.
+     */
+    void (*parallel)(lr_backend *, lr_pool_fn fn, void *arg);
+    int (*threads)(const lr_backend *);
 } lr_backend_ops;
 
 struct lr_backend {

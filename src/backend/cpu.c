@@ -249,6 +249,9 @@ static void cpu_memory(const lr_backend *b, size_t *weights, size_t *kv, size_t 
 
 static const char *cpu_describe(const lr_backend *b) { return self(b)->text; }
 
+static void cpu_parallel(lr_backend *b, lr_pool_fn fn, void *arg) { lr_pool_run(self(b)->pool, fn, arg); }
+static int cpu_threads(const lr_backend *b) { return lr_pool_threads(self(b)->pool); }
+
 static const lr_backend_ops cpu_ops = {
     .name = "cpu",
     .free = cpu_free,
@@ -268,6 +271,8 @@ static const lr_backend_ops cpu_ops = {
     .run = lr_cpu_run,
     .memory = cpu_memory,
     .describe = cpu_describe,
+    .parallel = cpu_parallel,
+    .threads = cpu_threads,
 };
 
 static void list_tables(char *buf, size_t cap)

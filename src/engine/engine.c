@@ -249,6 +249,7 @@ void lr_engine_free(lr_engine *e)
     while (e->seqs) lr_seq__free_now(e->seqs);
     lr_trace_close(e->trace, &err);
     lr_spec__free_state(e);
+    lr_engine__free_draws(e);
     lr_kv_free(e->kv);
     lr_model_free(e->model);
     lr_free(e->waiting.at);

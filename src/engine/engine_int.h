@@ -57,6 +57,7 @@ struct lr_request {
     lr_top *tops; /* (recs_cap, n_top) */
     size_t n_recs, recs_cap;
     uint32_t raw_n;
+    struct lr_drawn *drawn; /* its token of this step, if it was drawn ahead */
     float *logits;
     uint64_t logits_generation;
     double t_wait; /* since when it waits */
@@ -122,6 +123,7 @@ struct lr_engine {
     lr_pace pace; /* times of steps by rows (spare.c) */
     lr_trace *trace;
     struct lr_spec_state *spec; /* speculate_int.h; NULL = nobody asked for drafts */
+    struct lr_draws *draws;     /* draws.c */
 };
 
 static inline bool lr_engine__active(const lr_request *r)
@@ -166,6 +168,23 @@ void lr_request__fail(lr_request *, const lr_error *err);
 void lr_request__free_now(lr_request *);
 /* Room for one more record, for n more bytes of text. */
 int lr_request__more_recs(lr_request *, lr_error *err);
+/* What a draw of the request's next token depends on; pointers into its sequence. */
+lr_sample_ctx lr_request__sample_ctx(const lr_request *);
+
+/* draws.c: a token that was drawn before it is taken, or the error that came instead */
+typedef struct lr_drawn {
+    lr_request *r;
+    const uint32_t *mask;
+    lr_top *top;
+    int rc;
+    int32_t id;
+    float logprob;
+    lr_error err;
+} lr_drawn;
+
+/* Draws what can be drawn by all threads; sets the requests' `drawn`. */
+void lr_engine__draw_ahead(lr_engine *, const lr_batch *);
+void lr_engine__free_draws(lr_engine *);
 int lr_request__more_text(lr_request *, size_t n, lr_error *err);
 int lr_request__cmp_ids(const void *a, const void *b);   /* order of stop_ids */
 bool lr_request__is_end(const lr_request *, int32_t id); /* the token ends it */

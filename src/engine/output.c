@@ -99,17 +99,30 @@ static int append(lr_request *r, int32_t id, float logprob, lr_error *err)
     return put_text(r, r->e->scratch, n, err);
 }
 
+lr_sample_ctx lr_request__sample_ctx(const lr_request *r)
+{
+    const lr_seq *q = r->info.seq;
+    size_t n_prompt = (size_t)r->info.n_prompt;
+    return (lr_sample_ctx){.prompt = q->tokens,
+                           .n_prompt = n_prompt,
+                           .generated = q->tokens + n_prompt,
+                           .n_generated = (size_t)q->len - n_prompt,
+                           .seed = lr_sampler_seed(r->sampler),
+                           .position = (uint64_t)q->len};
+}
+
 /* place: of the draft whose logits these are, 0 if there is none. */
 static int draw(lr_request *r, int place, float *logits, int32_t *id, float *logprob, lr_error *err)
 {
-    lr_seq *q = r->info.seq;
-    size_t n_prompt = (size_t)r->info.n_prompt;
-    lr_sample_ctx ctx = {.prompt = q->tokens,
-                         .n_prompt = n_prompt,
-                         .generated = q->tokens + n_prompt,
-                         .n_generated = (size_t)q->len - n_prompt,
-                         .seed = lr_sampler_seed(r->sampler),
-                         .position = (uint64_t)q->len};
+    lr_sample_ctx ctx = lr_request__sample_ctx(r);
+    if (r->drawn) {
+        lr_drawn *d = r->drawn;
+        r->drawn = NULL;
+        *id = d->id;
+        *logprob = d->logprob;
+        if (d->rc) *err = d->err;
+        return d->rc;
+    }
     int rc = lr_request__more_recs(r, err); /* the best of this token have their place behind those before */
     if (rc) return rc;
     lr_top *top = r->n_top > 0 ? r->tops + r->n_recs * (size_t)r->n_top : NULL;

@@ -46,6 +46,7 @@ static void make_batch(lr_engine *e, lr_batch *b)
 
 static void take_results(lr_engine *e, const lr_batch *b)
 {
+    lr_engine__draw_ahead(e, b);
     for (int i = 0; i < b->n_seqs; i++) {
         lr_request *r = e->batch_req[i];
         if (!r) continue; /* a branch */
@@ -58,6 +59,7 @@ static void take_results(lr_engine *e, const lr_batch *b)
             lr_kv_table_advance(e->kv, &q->kv, q->tokens, n);
         } else {
             lr_request__take_logits(r, n);
+            r->drawn = NULL;
         }
         if (lr_engine__active(r)) lr_request__update_pending(r);
     }

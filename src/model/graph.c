@@ -680,9 +680,24 @@ static size_t model_room(const lr_model *m)
     return g->be->ops->room ? g->be->ops->room(g->be) : 0;
 }
 
+static int model_threads(const lr_model *m)
+{
+    const lr_graph *g = (const lr_graph *)m;
+    return g->be->ops->threads ? g->be->ops->threads(g->be) : 1;
+}
+
+static void model_parallel(lr_model *m, lr_pool_fn fn, void *arg)
+{
+    lr_graph *g = (lr_graph *)m;
+    if (g->be->ops->parallel)
+        g->be->ops->parallel(g->be, fn, arg);
+    else
+        fn(arg, 0, 1);
+}
+
 static const lr_model_ops graph_ops = {
-    model_free,    model_start,    model_forward, model_kv_copy, model_kv_block_bytes,
-    model_kv_read, model_kv_write, model_memory,  model_room,
+    model_free,     model_start,  model_forward, model_kv_copy,  model_kv_block_bytes, model_kv_read,
+    model_kv_write, model_memory, model_room,    model_parallel, model_threads,
 };
 
 int lr_graph_finish(lr_graph *g, int logits, int hidden, const lr_graph_info *info, lr_model **out, lr_error *err)

@@ -28,6 +28,9 @@ typedef struct lr_model_ops {
     void (*memory)(const lr_model *, size_t *weights, size_t *kv, size_t *work);
     /* Bytes of a device's memory that are free for KV and work; 0 if KV lies in the machine's. NULL = 0. */
     size_t (*room)(const lr_model *);
+    /* Runs fn(arg, thread, n_threads) on the threads that compute, and how many these are. NULL: there are none. */
+    void (*parallel)(lr_model *, lr_pool_fn fn, void *arg);
+    int (*threads)(const lr_model *);
 } lr_model_ops;
 
 struct lr_model {

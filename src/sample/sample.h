@@ -82,6 +82,15 @@ uint64_t lr_sampler_seed(const lr_sampler *);
 bool lr_sampler_takes_any(const lr_sampler *);
 /* True if the chain always takes the arg max of the (biased, penalised) row. */
 bool lr_sampler_is_greedy(const lr_sampler *);
+/* The chain has no callback: its draws may be made by any thread that has a desk, one at a time. */
+bool lr_sampler_calls_nothing(const lr_sampler *);
+
+/* Work memory for draws on another thread than the one that makes the samplers (which has its own). NULL: no memory. */
+typedef struct lr_sample_desk lr_sample_desk;
+lr_sample_desk *lr_sample_desk_new(int n_vocab);
+void lr_sample_desk_free(lr_sample_desk *);
+/* This thread's draws use it from now on, until it says NULL. */
+void lr_sample_desk_use(lr_sample_desk *);
 
 /* The log-probability of a token and of the best few, from the full softmax before any stage. */
 typedef struct lr_top {

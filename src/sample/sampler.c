@@ -14,6 +14,13 @@ struct lr_sampler {
 };
 
 static _Thread_local lr_scratch scratch;
+static _Thread_local lr_scratch *lent; /* of a desk; NULL: the thread's own */
+
+struct lr_sample_desk {
+    lr_scratch scratch;
+};
+
+static lr_scratch *desk(void) { return lent ? lent : &scratch; }
 
 /* ---- scratch ---- */
 
@@ -59,6 +66,22 @@ static bool scratch_grow(lr_scratch *w, int n_vocab)
     w->cap = n_vocab;
     return true;
 }
+
+lr_sample_desk *lr_sample_desk_new(int n_vocab)
+{
+    lr_sample_desk *d = lr_calloc(1, sizeof *d);
+    if (d && scratch_grow(&d->scratch, n_vocab)) return d;
+    lr_free(d);
+    return NULL;
+}
+
+void lr_sample_desk_free(lr_sample_desk *d)
+{
+    if (d) scratch_free(&d->scratch);
+    lr_free(d);
+}
+
+void lr_sample_desk_use(lr_sample_desk *d) { lent = d ? &d->scratch : NULL; }
 
 /* ---- making ---- */
 
@@ -230,6 +253,13 @@ bool lr_sampler_is_greedy(const lr_sampler *s)
     return greedy;
 }
 
+bool lr_sampler_calls_nothing(const lr_sampler *s)
+{
+    for (int i = 0; i < s->n_stages; i++)
+        if (s->stages[i].kind == LR_STAGE_CALLBACK) return false;
+    return true;
+}
+
 bool lr_sampler_takes_any(const lr_sampler *s)
 {
     for (int i = 0; i < s->n_stages; i++) {
@@ -268,7 +298,7 @@ double lr_sample_uniform(uint64_t seed, uint64_t position, uint32_t stream)
 static int run_chain(lr_sampler *s, lr_logits *l, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx,
                      lr_error *err)
 {
-    lr_scratch *w = &scratch;
+    lr_scratch *w = desk();
     *l = (lr_logits){logits, s->n_vocab, -1, w->cand_id, w->cand, ++s->generation};
     float best = w->k->max(logits, s->n_vocab);
     if (!(best > -INFINITY) || best == INFINITY) return lr_fail(err, LR_EINVAL, "logits are not finite");
@@ -317,8 +347,8 @@ static void learn(lr_sampler *s, lr_logits *l, int32_t token)
     int i = s->n_stages - 1;
     if (i < 0 || !lr_stage_learns(&s->stages[i])) return;
     const float *x = lr_stage_slot(l, token);
-    double p = x ? exp((double)*x - lr_stage_lse(l, &scratch)) : 0;
-    lr_stage_took(&s->stages[i], &s->state[i], &scratch, token, p);
+    double p = x ? exp((double)*x - lr_stage_lse(l, desk())) : 0;
+    lr_stage_took(&s->stages[i], &s->state[i], desk(), token, p);
 }
 
 static void fill_top(const lr_scratch *w, int n_vocab, float lse, int n_top, lr_top *top)
@@ -332,7 +362,7 @@ static void fill_top(const lr_scratch *w, int n_vocab, float lse, int n_top, lr_
 static int prepare(lr_sampler *s, lr_logits *l, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx,
                    int n_top, float *lse, lr_top *top, lr_error *err)
 {
-    lr_scratch *w = &scratch;
+    lr_scratch *w = desk();
     *lse = 0;
     if (n_top > MAX_TOP)
         return lr_fail(err, LR_EINVAL, "%d log-probabilities a token; %d are the most", n_top, MAX_TOP);
@@ -352,9 +382,9 @@ int lr_sampler_draw(lr_sampler *s, float *logits, const uint32_t *mask, const lr
     int rc = prepare(s, &l, logits, mask, ctx, n_top, &lse, top, err);
     if (rc) return rc;
     double u = lr_sample_uniform(s->seed, ctx->position, 0);
-    *token = l.n_cand < 0 ? draw_dense(&l, &scratch, u) : draw_candidate(&l, u);
+    *token = l.n_cand < 0 ? draw_dense(&l, desk(), u) : draw_candidate(&l, u);
     learn(s, &l, *token);
-    if (n_top >= 0) *logprob = scratch.raw[*token] - lse;
+    if (n_top >= 0) *logprob = desk()->raw[*token] - lse;
     return 0;
 }
 
@@ -364,7 +394,7 @@ int lr_sampler_probs(lr_sampler *s, float *logits, const uint32_t *mask, const l
     lr_logits l;
     int rc = run_chain(s, &l, logits, mask, ctx, err);
     if (rc) return rc;
-    if (l.n_cand < 0) lr_stage_narrow(&l, &scratch, -INFINITY);
+    if (l.n_cand < 0) lr_stage_narrow(&l, desk(), -INFINITY);
     double sum = 0;
     for (int i = 0; i < l.n_cand; i++) sum += exp((double)l.cand[i] - (double)l.cand[0]);
     *n = (size_t)l.n_cand;
@@ -394,8 +424,8 @@ int lr_sampler_draft(lr_sampler *s, float *logits, const uint32_t *mask, const l
     lr_logits l;
     int rc = run_chain(s, &l, logits, mask, ctx, err);
     if (rc) return rc;
-    lr_stage_top_k(cap, &l, &scratch);
-    if (l.n_cand < 0) lr_stage_narrow(&l, &scratch, -INFINITY); /* the vocabulary is that small */
+    lr_stage_top_k(cap, &l, desk());
+    if (l.n_cand < 0) lr_stage_narrow(&l, desk(), -INFINITY); /* the vocabulary is that small */
     double sum = 0, at = 0, u = lr_sample_uniform(s->seed, ctx->position, STREAM_DRAFT);
     for (int i = 0; i < l.n_cand; i++) sum += exp((double)l.cand[i] - (double)l.cand[0]);
     *n = l.n_cand;
@@ -423,7 +453,7 @@ static int32_t draw_rest(lr_logits *l, double lse, int32_t draft, const int32_t 
 {
     int m = l->n_cand < 0 ? l->n_vocab : l->n_cand;
     const float *x = l->n_cand < 0 ? l->x : l->cand;
-    lr_scratch *w = &scratch;
+    lr_scratch *w = desk();
     lr_stage_unmark(w);
     for (int i = 0; i < n; i++) { /* where a token is in q */
         w->mark[ids[i]] = w->epoch;
@@ -456,13 +486,13 @@ int lr_sampler_judge(lr_sampler *s, float *logits, const uint32_t *mask, const l
     float lse;
     int rc = prepare(s, &l, logits, mask, ctx, n_top, &lse, top, err);
     if (rc) return rc;
-    double all = lr_stage_lse(&l, &scratch);
+    double all = lr_stage_lse(&l, desk());
     const float *x = lr_stage_slot(&l, draft);
     double p = x && *x > -INFINITY ? exp((double)*x - all) : 0;
     *token = draft;
     if (!(lr_sample_uniform(s->seed, ctx->position, STREAM_JUDGE) * draft_chance(ids, q, n, draft) < p))
         *token = draw_rest(&l, all, draft, ids, q, n, lr_sample_uniform(s->seed, ctx->position, STREAM_REST));
     learn(s, &l, *token);
-    if (n_top >= 0) *logprob = scratch.raw[*token] - lse;
+    if (n_top >= 0) *logprob = desk()->raw[*token] - lse;
     return 0;
 }
