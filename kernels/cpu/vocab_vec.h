@@ -145,6 +145,10 @@ static void mask(float *x, const uint32_t *bits, int n)
     vf out = vf_set1(-INFINITY);
     for (int i = 0; i < n; i += VW) {
         uint32_t b = bits[i >> 5] >> (i & 31);
+        if ((i & 31) == 0 && b == UINT32_MAX && n - i > 32) { /* nothing to write: in most texts most may come */
+            i += 32 - VW;
+            continue;
+        }
         if (n - i >= VW)
             vf_store(x + i, vf_select(vm_from_bits(b), vf_load(x + i), out));
         else

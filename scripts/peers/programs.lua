@@ -1,6 +1,6 @@
 -- The side of llmrun of scripts/compare programs: the two programs of programs.json. One JSON line a run.
 --
---   llmrun scripts/peers/programs.lua MODEL THREADS RUNS FIRST
+--   llmrun scripts/peers/programs.lua MODEL THREADS RUNS FIRST [PROGRAM]
 --
 -- Prefixes differ from run to run (FIRST, FIRST + 1, ... stands in them), and what is cached is dropped before each.
 
@@ -93,7 +93,7 @@ function programs.agent(run)
 end
 
 for run = first, first + runs - 1 do
-    for _, name in ipairs { "tree", "agent" } do
+    for _, name in ipairs(arg[5] and { arg[5] } or { "tree", "agent" }) do
         model:drop_cached()
         usage = { prompt = 0, computed = 0, generated = 0, calls = 0 }
         local before, began = model:metrics().computed_tokens, core.now()

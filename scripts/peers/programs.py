@@ -22,9 +22,10 @@ ap = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
 ap.add_argument("url", help="of the server, as http://127.0.0.1:8080")
 ap.add_argument("--runs", type=int, default=1)
 ap.add_argument("--first", type=int, default=1, help="number that stands in the first run's prefix (default 1)")
+ap.add_argument("--program", choices=["tree", "agent"], action="append", help="one of them (default: both)")
 ap.add_argument("--ask", choices=["n", "single"], default="n", help="one request for n drafts (default), or one for each")
 ap.add_argument("--name", default="server", help="of this side, for the output")
-ap.add_argument("beside", nargs="*", help="a command (llmrun's side) to run first; its lines are printed, too")
+ap.add_argument("--beside", nargs=argparse.REMAINDER, help="a command (llmrun's side) to run first; its lines are printed, too (last)")
 args = ap.parse_args()
 
 with open(os.path.splitext(os.path.abspath(__file__))[0] + ".json", encoding="utf-8") as f:
@@ -132,7 +133,8 @@ if args.beside:
     print(ours.stdout, end="", flush=True)
 threads = concurrent.futures.ThreadPoolExecutor(8)  # of drafts, which wait for those of pool
 for number in range(args.first, args.first + args.runs):
-    for name, program in (("tree", tree), ("agent", agent)):
+    for name in args.program or ("tree", "agent"):
+        program = {"tree": tree, "agent": agent}[name]
         usage = {"prompt": 0, "cached": 0, "generated": 0, "calls": 0, "told": False}
         start = time.perf_counter()
         program(number + 5000 * (name == "agent"))  # a prefix that the server has not seen

@@ -21,6 +21,8 @@ typedef struct lr_scratch {
     uint32_t epoch;
     float *top;   /* (64) */
     float *prior; /* (cap) adaptive-p: probabilities by token id, before it changed them */
+    float best;   /* the row's largest value, while best_known says so: looking for it reads a vocabulary */
+    bool best_known;
     const lr_cpu_kernels *k;
 } lr_scratch;
 
@@ -32,6 +34,9 @@ typedef struct lr_stage_state {
 /* Runs one stage on the row. */
 int lr_stage_run(const lr_stage *s, const lr_stage_state *state, lr_logits *l, lr_scratch *w, const lr_sample_ctx *ctx,
                  lr_error *err);
+
+/* Whether the stage, run on a whole row, leaves the row's best known. */
+bool lr_stage_keeps_best_known(const lr_stage *s);
 
 /* stages_more.c */
 int lr_stage_check_more(const lr_stage *s, lr_error *err);

@@ -175,6 +175,21 @@ static void free_stage(lr_stage *s, bool with_user)
     if (with_user && s->user_free && s->user) s->user_free(s->user);
 }
 
+/* A top-k chooses the same tokens before a temperature as behind it, which then has k numbers to divide instead of a
+ * vocabulary's. */
+static void temperature_last(lr_sampler *s)
+{
+    for (int i = 0; i + 1 < s->n_stages; i++) {
+        lr_stage t = s->stages[i];
+        if (t.kind != LR_STAGE_TEMPERATURE || !(t.a > 0) || s->stages[i + 1].kind != LR_STAGE_TOP_K) continue;
+        lr_stage_state state = s->state[i];
+        s->stages[i] = s->stages[i + 1];
+        s->state[i] = s->state[i + 1];
+        s->stages[i + 1] = t;
+        s->state[i + 1] = state;
+    }
+}
+
 /* On failure the users of `stages` stay the caller's. */
 static int build(lr_sampler **out, const lr_stage *stages, size_t n, uint64_t seed, int n_vocab, bool dup,
                  lr_error *err)
@@ -204,6 +219,7 @@ static int build(lr_sampler **out, const lr_stage *stages, size_t n, uint64_t se
         lr_free(s);
         return rc;
     }
+    temperature_last(s);
     scratch.refs++;
     *out = s;
     return 0;
@@ -300,12 +316,20 @@ static int run_chain(lr_sampler *s, lr_logits *l, float *logits, const uint32_t 
 {
     lr_scratch *w = desk();
     *l = (lr_logits){logits, s->n_vocab, -1, w->cand_id, w->cand, ++s->generation};
-    float best = w->k->max(logits, s->n_vocab);
+    /* a top-k at the beginning finds the best by itself */
+    bool later = !mask && s->n_stages > 0 && s->stages[0].kind == LR_STAGE_TOP_K && s->stages[0].n > 0 &&
+                 s->stages[0].n <= LR_TOPK_MAX && s->stages[0].n < s->n_vocab;
+    float best = later ? 0 : w->k->max(logits, s->n_vocab);
     if (!(best > -INFINITY) || best == INFINITY) return lr_fail(err, LR_EINVAL, "logits are not finite");
     if (mask) w->k->mask(logits, mask, s->n_vocab);
+    w->best = best;
+    w->best_known = !mask && !later;
     for (int i = 0; i < s->n_stages; i++) {
+        if (!lr_stage_keeps_best_known(&s->stages[i])) w->best_known = false;
         int rc = lr_stage_run(&s->stages[i], &s->state[i], l, w, ctx, err);
         if (rc) return rc;
+        if (i == 0 && later && (l->n_cand < 1 || l->cand[0] == INFINITY))
+            return lr_fail(err, LR_EINVAL, "logits are not finite");
         if (l->n_cand == 0) break;
     }
     float top = l->n_cand < 0 ? w->k->max(logits, s->n_vocab) : l->n_cand > 0 ? l->cand[0] : -INFINITY;

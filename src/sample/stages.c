@@ -176,6 +176,16 @@ void lr_stage_keep_best(lr_logits *l, lr_scratch *w)
     }
 }
 
+bool lr_stage_keeps_best_known(const lr_stage *s)
+{
+    return s->kind == LR_STAGE_TEMPERATURE || s->kind == LR_STAGE_TOP_K || s->kind == LR_STAGE_TOP_P;
+}
+
+static float best_of_row(const lr_logits *l, const lr_scratch *w)
+{
+    return w->best_known ? w->best : w->k->max(l->x, l->n_vocab);
+}
+
 void lr_stage_temperature(float t, lr_logits *l, lr_scratch *w)
 {
     if (!(t > 0)) {
@@ -185,8 +195,9 @@ void lr_stage_temperature(float t, lr_logits *l, lr_scratch *w)
     if (t == 1.0f) return;
     float *x = l->n_cand < 0 ? l->x : l->cand;
     int n = l->n_cand < 0 ? l->n_vocab : l->n_cand;
-    float best = l->n_cand < 0 ? w->k->max(x, n) : n > 0 ? x[0] : 0;
+    float best = l->n_cand < 0 ? best_of_row(l, w) : n > 0 ? x[0] : 0;
     for (int i = 0; i < n; i++) x[i] = (x[i] - best) / t; /* the best becomes 0, so nothing overflows upward */
+    w->best = 0;
     if (l->n_cand > 0) drop_infinite(l);
 }
 
@@ -232,7 +243,7 @@ static void narrow_to_mass(double p, double lse, lr_logits *l, lr_scratch *w)
     enum { A_UNIT = 64, FAR = 96 };
     double below[A_UNIT * FAR], margin = 1e-6; /* what the sums of single precision may be off */
     int count[A_UNIT * FAR];
-    float best = w->k->max(l->x, l->n_vocab);
+    float best = best_of_row(l, w);
     for (int d = 3; d <= FAR; d *= 2) {
         int slices = A_UNIT * d, k = 0, n = w->k->compact_above(l->x, l->n_vocab, best - (float)d, w->ids, l->n_vocab);
         double sum = 0;
