@@ -21,8 +21,8 @@ local forms = {
     { name = "temperature only", options = { temperature = 1 } },
     { name = "penalties, top-k, top-p, min-p", options = { temperature = 0.8, top_k = 40, top_p = 0.95, min_p = 0.05,
         repetition_penalty = 1.1, presence_penalty = 0.2, frequency_penalty = 0.2 } },
-    { name = "the same, JSON schema, stop strings", options = { temperature = 0.8, top_k = 40, top_p = 0.95, min_p = 0.05,
-        repetition_penalty = 1.1, presence_penalty = 0.2, frequency_penalty = 0.2, json = schema, stop = { "@@" } } },
+    { name = "the same, JSON schema, stop strings", options = { temperature = 0.8, top_k = 40, top_p = 0.95,
+        min_p = 0.05, repetition_penalty = 1.1, presence_penalty = 0.2, frequency_penalty = 0.2, json = schema, stop = { "@@" } } },
 }
 
 local list = {}
@@ -51,6 +51,7 @@ end
 once(forms[1].options, 4) -- warm
 for _, f in ipairs(forms) do
     local results, steps, n = once(f.options, tokens)
-    print(('{"bench":"results_cost","model":"%s","form":"%s","batch":%d,"step_ms":%.2f,"results_ms":%.3f,"share_percent":%.2f}')
+    print(('{"bench":"results_cost","model":"%s","form":"%s","batch":%d,"step_ms":%.2f,"results_ms":%.3f,'
+        .. '"share_percent":%.2f}')
         :format(name, f.name, batch, 1e3 * steps / n, 1e3 * results / n, 100 * results / steps))
 end
