@@ -418,6 +418,40 @@ CASES = {
     "gpt-oss": gpt_oss,
 }
 
+LORA_MODULES = {
+    "llama": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj", "mlp.gate_proj",
+              "mlp.up_proj", "mlp.down_proj"],
+    "qwen2": ["self_attn.q_proj", "mlp.down_proj"],
+    "phi3_short": ["self_attn.qkv_proj", "mlp.gate_up_proj"],
+}
+
+
+def lora(base_name):
+    """A model with an adapter in its weights: what llmrun computes with the adapter beside them. The adapter's tensors
+    are made from their names like the weights, here and in the spec; alpha 12, rank 6."""
+    rank, alpha = 6, 12.0
+    c = CASES[base_name]()
+    modules = []
+    for name, p in c.model.named_parameters():
+        module = name.removesuffix(".weight")
+        if not any(module.endswith(m) for m in LORA_MODULES[base_name]):
+            continue
+        n, k = p.shape
+        a = values(f"{module}.lora_A", rank * k, 0.3, 0.0).reshape(rank, k)
+        b = values(f"{module}.lora_B", n * rank, 0.1, 0.0).reshape(n, rank)
+        p.add_(torch.from_numpy((alpha / rank * b) @ a))
+        modules.append([module, n, k])
+    with open(f"{DIR}/{base_name}.json") as f:
+        prompt = json.load(f)["prompt"]
+    logits = step(c.model, prompt)
+    at = [len(prompt) // 2, len(prompt) - 1]
+    out = {"base": base_name, "rank": rank, "alpha": alpha, "modules": modules, "at": at,
+           "logits": [[round(float(v), 6) for v in logits[i]] for i in at]}
+    with open(f"{DIR}/lora_{base_name}.json", "w") as f:
+        f.write("{" + ",\n".join(f"{json.dumps(k)}:{json.dumps(v, separators=(',', ':'))}" for k, v in out.items()) + "}\n")
+    print(f"lora_{base_name:16} logits {logits.std():.3f}")
+
+
 # Keys of ours, where GGUF has no name for what a config.json says.
 OWN_KEYS = {"rope.scaling.low_freq_factor", "rope.scaling.high_freq_factor"}
 
@@ -472,5 +506,8 @@ def run(name):
 if __name__ == "__main__":
     os.makedirs(DIR, exist_ok=True)
     transformers.logging.set_verbosity_error()
-    for case in sys.argv[1:] or CASES:
-        run(case)
+    for case in sys.argv[1:] or [*CASES, *("lora_" + n for n in LORA_MODULES)]:
+        if case.startswith("lora_"):
+            lora(case.removeprefix("lora_"))
+        else:
+            run(case)

@@ -1,5 +1,6 @@
 --- A model with its engine: what llm.load and llm.scripted return.
 
+local adapter = require "llmrun.adapter"
 local anchors = require "llmrun.anchors"
 local core = require "llmrun.core"
 local errors = require "llmrun.errors"
@@ -70,6 +71,7 @@ function M.new(call, core_model, o, info)
     local vocab = info.vocab
     local self = setmetatable({ runner = runner.new(engine), engine = engine, vocab = vocab, anchors = {} }, Model)
     self.script = info.script
+    self.source = adapter.source(info)
     local made = engine:model_info()
     local vi = vocab:info()
     self.info = {
@@ -90,17 +92,25 @@ end
 
 local session_options = {
     template = "string|function", tools = "table", vars = "table", salt = "string", tag = "integer|table",
+    adapter = "table",
 }
 
+--- Options of a sequence of the engine.
+local function seq_options(call, opts)
+    local a = adapter.check(call, opts.adapter)
+    return { salt = opts.salt, tag = opts.tag, lora = a and a.core }
+end
+
 --- A new session: a sequence of tokens with its KV, and perhaps a chat. Options: template (instead of the model's),
---- tools and vars (for the template), salt (keeps its prefix cache apart), tag (for eviction policies).
+--- tools and vars (for the template), salt (keeps its prefix cache apart), tag (for eviction policies), adapter (of
+--- model:adapter; part of the prefix cache's key).
 ---@param opts? table
 ---@return llmrun.Session
 function Model:session(opts)
     check_open(self, "model:session")
     options.check("model:session", opts, session_options, 2)
     opts = opts or {}
-    local seq = errors.check("model:session", self.engine:seq { salt = opts.salt, tag = opts.tag })
+    local seq = errors.check("model:session", self.engine:seq(seq_options("model:session", opts)))
     local c = opts.template and chat.new("model:session", opts.template, self.vocab, self.info.name) or self.chat
     return session.new(self, seq, c, opts)
 end
@@ -110,9 +120,28 @@ function Model:restore(path, opts)
     check_open(self, "model:restore")
     options.check("model:restore", opts, session_options, 2)
     opts = opts or {}
-    local seq = errors.check("model:restore", self.engine:restore(path, { salt = opts.salt, tag = opts.tag }))
+    local seq = errors.check("model:restore", self.engine:restore(path, seq_options("model:restore", opts)))
     local c = opts.template and chat.new("model:restore", opts.template, self.vocab, self.info.name) or self.chat
     return session.new(self, seq, c, opts)
+end
+
+--- Loads a low-rank adapter for this model: a folder of PEFT (adapter_config.json, adapter_model.safetensors) or a GGUF
+--- file. It is used by sessions that name it, beside others in the same batch. Options: scale (multiplies the file's
+--- own), name.
+---@param path string
+---@param opts? { scale?: number, name?: string }
+---@return llmrun.Adapter
+function Model:adapter(path, opts)
+    check_open(self, "model:adapter")
+    return adapter.load("model:adapter", self, path, opts)
+end
+
+--- This model as if it had the adapter in it: for code that makes its own sessions, as a server does.
+---@param a llmrun.Adapter
+function Model:with(a)
+    check_open(self, "model:with")
+    if a == nil then errors.raise("model:with", "an adapter expected, got nil") end
+    return adapter.view("model:with", self, a)
 end
 
 local tokenize_options = { special = "boolean", bos = "boolean" }

@@ -52,7 +52,7 @@ end
 function M.new(model, seq, chat, opts)
     return setmetatable({
         model = model, seq = seq, chat = chat, messages = {}, tools = opts.tools, vars = opts.vars, tag = opts.tag,
-        salt = opts.salt,
+        salt = opts.adapter and opts.adapter.key .. (opts.salt or "") or opts.salt, adapter = opts.adapter,
         ends = setmetatable({}, { __mode = "k" }), -- message -> tokens up to its end, once it was rendered
         forks = setmetatable({}, { __mode = "k" }), -- set of sessions that were forked from it
         picked = {},

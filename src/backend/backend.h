@@ -209,12 +209,24 @@ int lr_kv_layer_type(int type, int layer);
 /* Can keys or values have this type? */
 bool lr_kv_type_good(int type);
 
+typedef struct lr_lora lr_lora; /* a low-rank adapter as the backend keeps it */
+
+/* Of one LINEAR weight (n, k): a (rank, k), b (n, rank), not aligned. */
+typedef struct lr_lora_part {
+    const lr_weight *w;
+    int rank;
+    float scale;
+    const float *a, *b;
+} lr_lora_part;
+enum { LR_LORA_RANK_MAX = 256 };
+
 /* One sequence's share of a batch: rows row .. row+n-1 are its tokens at positions pos .. pos+n-1. Their KV slots are
  * in blocks table[g][p / block_size], all positions before pos hold valid KV or get it by an echo. */
 typedef struct lr_batch_seq {
     int row, n;
     int pos;
     const int32_t *table[LR_KV_GROUPS];
+    const lr_lora *lora; /* adds to the products of these rows; NULL = none */
 } lr_batch_seq;
 
 /* The keys and values of a row go to the slot of its position in another table as well. That is how a batch holds a
@@ -302,6 +314,10 @@ typedef struct lr_backend_ops {
     void (*plan_free)(lr_backend *, lr_plan *);
     /* Runs one batch; returns when the results are in place. Allocates nothing. */
     int (*run)(lr_backend *, lr_plan *, lr_kv_store *, const lr_batch *, lr_error *err);
+    /* Adapters: out = in . w^T + scale (in . a^T) . b^T for the rows of sequences that have one. The parts are copied.
+     * NULL = the backend takes none. */
+    int (*lora_new)(lr_backend *, const lr_lora_part *parts, int n, lr_lora **out, lr_error *err);
+    void (*lora_free)(lr_backend *, lr_lora *);
     /* Bytes that the backend holds for weights beyond the mapped file, KV, and activations. */
     void (*memory)(const lr_backend *, size_t *weights, size_t *kv, size_t *work);
     /* One line about the kernels in use: "cpu avx512+vnni, 2 threads". Valid until free. */

@@ -75,6 +75,7 @@ typedef struct plan_op {
     int first;          /* SLICE */
     lr_comm *comm;      /* GATHER */
     int *at;            /* GATHER: (comm->size + 1), owned */
+    int lora;           /* LINEAR: which of its stage's products it is */
     int stage;
     lr_route chosen; /* ROUTE */
 } plan_op;
@@ -160,12 +161,13 @@ struct lr_plan {
     int *row_pos, *row_seq, *row_echo; /* (max_rows) position, sequence, echoes before those of the row */
     attn_tile *tiles;                  /* (max_rows) */
     int n_tiles;
+    float *lora;   /* (products of a stage, max_rows, LR_LORA_RANK_MAX) rows through the adapters' first factors */
     float *parts;  /* attention of long sequences in pieces: ATTN_PARTS floats */
     char *scratch; /* attention scratch, one a thread */
     size_t scratch_bytes;
     struct counter {
         _Alignas(64) atomic_int next;
-    } * counters; /* (n_stages) */
+    } * counters; /* (n_stages), and as many for the adapters before them */
 };
 
 enum { ATTN_PARTS = 1 << 18 };
@@ -175,6 +177,13 @@ int lr_cpu_compile(lr_backend *, const lr_program *, const lr_kv_store *, int ma
 /* Sets the centers of the plan's KV operations. */
 int lr_cpu_centers(lr_plan *, lr_error *err);
 void lr_cpu_plan_free(lr_backend *, lr_plan *);
+/* cpu_lora.c. The first factor of row `row` of a product's input, and the second one added to columns j0..j1-1 of its
+ * output y; both do nothing where l is NULL or has nothing for the product. */
+int lr_cpu_lora_new(lr_backend *, const lr_lora_part *parts, int n, lr_lora **out, lr_error *err);
+void lr_cpu_lora_free(lr_backend *, lr_lora *);
+void lr_cpu_lora_down(const lr_plan *, const plan_op *, const lr_lora *l, int row);
+void lr_cpu_lora_up(const lr_plan *, const plan_op *, const lr_lora *l, int row, float *y, int j0, int j1);
+
 /* cpu_moe.c. A row's choice: out as LR_OP_ROUTE's. */
 void lr_cpu_route(const lr_route *, const float *logits, const float *bias, float *out);
 /* Sets slots and pieces from the rows' choices. */

@@ -381,6 +381,7 @@ static bool schedule_gemm(builder *b, bool narrow)
     for (int i = 0; i < p->n_ops; i++) {
         plan_op *o = &p->ops[i];
         if (o->stage >= 0 || !is_product(o) || op_narrow(b, o) != narrow || !inputs_ready(b, o, now, false)) continue;
+        o->lora = p->n_items - first;
         p->items[p->n_items++] = (gemm_item){i, -1, -1};
         mark(b, o, now);
     }
@@ -555,8 +556,12 @@ static int alloc_run_state(lr_plan *p, lr_error *err)
     p->row_seq = lr_calloc(rows, sizeof *p->row_seq);
     p->row_echo = lr_calloc(rows, sizeof *p->row_echo);
     p->tiles = lr_calloc(rows, sizeof *p->tiles);
-    p->counters = lr_alloc_aligned((size_t)p->n_stages * sizeof *p->counters);
-    if (!p->scratch || !p->parts || !p->row_pos || !p->row_seq || !p->row_echo || !p->tiles || !p->counters)
+    p->counters = lr_alloc_aligned(2 * (size_t)p->n_stages * sizeof *p->counters);
+    size_t products = 0; /* of a stage, at most */
+    for (int i = 0; i < p->n_ops; i++)
+        if (is_product(&p->ops[i]) && (size_t)p->ops[i].lora >= products) products = (size_t)p->ops[i].lora + 1;
+    p->lora = lr_calloc(products * rows * LR_LORA_RANK_MAX, sizeof *p->lora); /* pages come with their use */
+    if (!p->scratch || !p->parts || !p->row_pos || !p->row_seq || !p->row_echo || !p->tiles || !p->counters || !p->lora)
         return lr_fail(err, LR_ENOMEM, "no memory for the plan");
     return 0;
 }
@@ -660,6 +665,7 @@ void lr_cpu_plan_free(lr_backend *be, lr_plan *p)
     lr_free(p->row_seq);
     lr_free(p->row_echo);
     lr_free(p->tiles);
+    lr_free(p->lora);
     lr_free_aligned(p->work);
     lr_free_aligned(p->scratch);
     lr_free_aligned(p->parts);

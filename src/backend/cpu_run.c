@@ -15,6 +15,7 @@ typedef struct run_ctx {
     int n_threads;
     int failed; /* of an exchange: set by thread 0, read behind a barrier */
     lr_error *err;
+    bool lora; /* a sequence has an adapter */
 } run_ctx;
 
 static int rows_of(const run_ctx *c, bool narrow, int route)
@@ -212,9 +213,29 @@ static int item_tasks(const lr_plan *p, const gemm_item *it, int strips, int row
     return (n + strips - 1) / strips * ((rows + mb - 1) / mb);
 }
 
-/* mat: which of the weight's matrices. */
-static void product(const lr_plan *p, const plan_op *o, int mat, int r0, int m, int s0, int s1)
+/* The adapter of a row of a stage. */
+static const lr_lora *lora_of(const run_ctx *c, bool narrow, int r)
 {
+    return c->b->seqs[c->p->row_seq[narrow ? c->b->out_rows[r] : r]].lora;
+}
+
+/* Before the products of a stage: the rows with adapters through the first factors. */
+static void lora_stage(const run_ctx *c, const stage *s, atomic_int *next, int rows)
+{
+    for (int r; (r = atomic_fetch_add_explicit(next, 1, memory_order_relaxed)) < rows;) {
+        const lr_lora *l = lora_of(c, s->narrow, r);
+        for (int i = 0; l && i < s->n; i++) {
+            const gemm_item *it = &c->p->items[s->first + i];
+            lr_cpu_lora_down(c->p, &c->p->ops[it->a], l, r);
+            if (it->b >= 0) lr_cpu_lora_down(c->p, &c->p->ops[it->b], l, r);
+        }
+    }
+}
+
+/* mat: which of the weight's matrices. */
+static void product(const run_ctx *c, bool narrow, const plan_op *o, int mat, int r0, int m, int s0, int s1)
+{
+    const lr_plan *p = c->p;
     const lr_weight *w = o->w;
     size_t ldy = (size_t)w->n, k = (size_t)w->k;
     float *y = p->ptr[o->out] + (size_t)r0 * ldy;
@@ -230,6 +251,8 @@ static void product(const lr_plan *p, const plan_op *o, int mat, int r0, int m, 
         gw.data = (const char *)gw.data + (gw.packed ? (size_t)mat * w->mat_bytes : behind * w->row_bytes);
         p->be->k->gemm(&gw, &qa, x, k, m, y, ldy, s0, s1);
     }
+    for (int r = 0; c->lora && o->route < 0 && r < m; r++)
+        lr_cpu_lora_up(p, o, lora_of(c, narrow, r0 + r), r0 + r, y + (size_t)r * ldy, j0, j1);
     if (!o->bias) return;
     for (int r = 0; r < m; r++)
         p->be->k->add(y + (size_t)r * ldy + j0, o->bias->vec + behind + j0, y + (size_t)r * ldy + j0, j1 - j0);
@@ -252,9 +275,9 @@ static void gemm_task(const run_ctx *c, const stage *s, int task, int rows, int 
         m = piece->n;
     }
     int s1 = min_int(s0 + strips, n_strips);
-    product(p, a, mat, r0, m, s0, s1);
+    product(c, s->narrow, a, mat, r0, m, s0, s1);
     if (it->b < 0) return;
-    product(p, &p->ops[it->b], mat, r0, m, s0, s1);
+    product(c, s->narrow, &p->ops[it->b], mat, r0, m, s0, s1);
     const plan_op *g = &p->ops[it->glu];
     int n = a->w->n, j0 = s0 * LR_STRIP, j1 = min_int(s1 * LR_STRIP, n);
     float *y = p->ptr[g->out];
@@ -450,6 +473,10 @@ static void run_thread(void *arg, int thread, int n_threads)
             comm_stage(c, s, rows, thread);
         } else {
             if (thread == 0 && s->kind == STAGE_GEMM && p->be->observed) observe(c, s, rows);
+            if (s->kind == STAGE_GEMM && c->lora) {
+                lora_stage(c, s, &p->counters[p->n_stages + i].next, rows);
+                lr_pool_barrier(p->be->pool);
+            }
             int strips = s->kind == STAGE_GEMM ? gemm_strips(c, s, rows) : 0, n = count_tasks(c, s, rows, strips);
             for (int t; (t = take(next)) < n;) {
                 if (s->kind == STAGE_ROWS)
@@ -491,9 +518,10 @@ int lr_cpu_run(lr_backend *be, lr_plan *p, lr_kv_store *kv, const lr_batch *b, l
         return lr_fail(err, LR_EINVAL, "a batch of %d rows (%d with logits) for a plan of %d (%d)", b->n_rows, b->n_out,
                        p->max_rows, p->max_out);
     lay_rows(p, b);
-    memset(p->counters, 0, (size_t)p->n_stages * sizeof *p->counters);
+    memset(p->counters, 0, 2 * (size_t)p->n_stages * sizeof *p->counters);
     p->ptr[p->logits] = b->logits;
-    run_ctx c = {p, kv, b, lr_pool_threads(p->be->pool), 0, err};
+    run_ctx c = {.p = p, .kv = kv, .b = b, .n_threads = lr_pool_threads(p->be->pool), .err = err};
+    for (int i = 0; i < b->n_seqs; i++) c.lora = c.lora || b->seqs[i].lora;
     lr_pool_run(p->be->pool, run_thread, &c);
     if (c.failed) return c.failed;
     if (b->hidden && p->hidden >= 0)

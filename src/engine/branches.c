@@ -8,6 +8,7 @@
  */
 #include "engine/speculate_int.h"
 #include "base/mem.h"
+#include "model/adapter.h"
 
 enum { GRANTED_MOST = 16 }; /* rows before a tree's: they are echoed to every branch */
 
@@ -133,8 +134,10 @@ void lr_spec__add_branches(lr_engine *e, lr_batch *b, const lr_request *r, int f
     for (int run = 1; run < t->n_runs; run++) {
         lr_batch_seq *to = &e->batch[b->n_seqs];
         int node = t->run_first[run];
-        *to = (lr_batch_seq){
-            .row = b->n_rows, .n = run_length(t, run), .pos = q->kv.computed + r->granted - 1 + t->depth[node]};
+        *to = (lr_batch_seq){.row = b->n_rows,
+                             .n = run_length(t, run),
+                             .pos = q->kv.computed + r->granted - 1 + t->depth[node],
+                             .lora = lr_adapter_lora(q->lora)};
         for (int g = 0; g < e->model->n_groups; g++) to->table[g] = s->table[run]->block[g];
         e->batch_req[b->n_seqs++] = NULL;
         for (int i = 0; i < to->n; i++) {

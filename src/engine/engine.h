@@ -112,6 +112,9 @@ lr_request *lr_engine_next_event(lr_engine *, unsigned *what);
 typedef struct lr_seq_config {
     lr_str salt, adapter; /* prefix-cache namespace; copied */
     uint64_t tag;         /* for the policy's evict hook; may change later */
+    /* What the sequence runs with, NULL = the model alone; a reference is taken. It is part of the namespace.
+     * LR_EINVAL: it belongs to another model. */
+    struct lr_adapter *lora;
 } lr_seq_config;
 
 /* cfg NULL = defaults. The sequence belongs to the caller until lr_seq_free. */

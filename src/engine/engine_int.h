@@ -23,6 +23,7 @@ struct lr_seq {
     int len, cap;
     lr_kv_table kv;
     lr_request *req;               /* active request */
+    struct lr_adapter *lora;       /* a reference, NULL = none */
     lr_draft_slot *draft;          /* its KV in the draft model, NULL = none */
     lr_seq *prev, *next;           /* all sequences */
     lr_seq *idle_prev, *idle_next; /* those that hold blocks and do not run, longest idle first */

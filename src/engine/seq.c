@@ -1,7 +1,9 @@
 /* seq.c - sequences: tokens, their KV, forks, pins, and how idle ones give way. See engine.h. */
 #include "engine/engine_int.h"
 #include "base/mem.h"
+#include "model/adapter.h"
 #include <limits.h>
+#include <stdio.h>
 #include <string.h>
 
 static int check_free(const lr_seq *s, lr_error *err)
@@ -11,7 +13,7 @@ static int check_free(const lr_seq *s, lr_error *err)
     return s->req ? lr_fail(err, LR_ESTATE, "a request is active on the sequence") : 0;
 }
 
-static int new_in(lr_engine *e, lr_kv_space *space, uint64_t tag, lr_seq **out, lr_error *err)
+static int new_in(lr_engine *e, lr_kv_space *space, uint64_t tag, struct lr_adapter *lora, lr_seq **out, lr_error *err)
 {
     lr_seq *s = lr_calloc(1, sizeof *s);
     if (!s) return lr_fail(err, LR_ENOMEM, "no memory for a sequence");
@@ -19,6 +21,7 @@ static int new_in(lr_engine *e, lr_kv_space *space, uint64_t tag, lr_seq **out, 
     s->id = ++e->next_seq;
     lr_kv_table_init(e->kv, &s->kv, space);
     s->kv.tag = tag;
+    s->lora = lr_adapter_ref(lora);
     s->next = e->seqs;
     if (e->seqs) e->seqs->prev = s;
     e->seqs = s;
@@ -30,12 +33,22 @@ static int new_in(lr_engine *e, lr_kv_space *space, uint64_t tag, lr_seq **out, 
 int lr_seq_new(lr_engine *e, const lr_seq_config *cfg, lr_seq **out, lr_error *err)
 {
     lr_kv_space *space;
-    lr_seq_config none = {{NULL, 0}, {NULL, 0}, 0};
+    lr_seq_config none = {0};
+    char name[300];
     if (!cfg) cfg = &none;
+    lr_str key = cfg->adapter;
     int rc = lr_engine__not_in_step(e, err);
-    if (!rc) rc = lr_kv_space_get(e->kv, cfg->salt, cfg->adapter, &space, err);
+    if (!rc && cfg->lora) {
+        if (!lr_adapter_fits(cfg->lora, e->model))
+            return lr_fail(err, LR_EINVAL, "the adapter belongs to another model, or its model is closed");
+        if (key.n > 256) return lr_fail(err, LR_ELIMIT, "an adapter's name of %zu bytes", key.n);
+        int n = snprintf(name, sizeof name, "%016llx", (unsigned long long)lr_adapter_fingerprint(cfg->lora));
+        if (key.n) memcpy(name + n, key.s, key.n);
+        key = (lr_str){name, (size_t)n + key.n};
+    }
+    if (!rc) rc = lr_kv_space_get(e->kv, cfg->salt, key, &space, err);
     if (rc) return rc;
-    rc = new_in(e, space, cfg->tag, out, err);
+    rc = new_in(e, space, cfg->tag, cfg->lora, out, err);
     lr_kv_space_unref(e->kv, space);
     return rc;
 }
@@ -92,6 +105,7 @@ void lr_seq__free_now(lr_seq *s)
     *(s->prev ? &s->prev->next : &e->seqs) = s->next;
     if (s->next) s->next->prev = s->prev;
     e->n_seqs--;
+    lr_adapter_unref(s->lora);
     lr_free(s->tokens);
     lr_free(s);
 }
@@ -130,7 +144,7 @@ int lr_seq_fork(lr_seq *s, lr_seq **out, lr_error *err)
 {
     lr_seq *f = NULL;
     int rc = lr_engine__not_in_step(s->e, err);
-    if (!rc) rc = new_in(s->e, s->kv.space, s->kv.tag, &f, err);
+    if (!rc) rc = new_in(s->e, s->kv.space, s->kv.tag, s->lora, &f, err);
     if (!f) return rc;
     rc = lr_seq__reserve(f, s->len, err);
     if (!rc) rc = lr_kv_table_fork(s->e->kv, &f->kv, &s->kv, err);

@@ -6,6 +6,7 @@
  */
 #include "engine/engine_int.h"
 #include "base/mem.h"
+#include "model/adapter.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -122,7 +123,7 @@ int lr_seq_save(lr_seq *s, const char *path, lr_error *err)
     head h = {.magic = MAGIC,
               .version = VERSION,
               .n_groups = (uint32_t)e->model->n_groups,
-              .fingerprint = e->model->fingerprint,
+              .fingerprint = e->model->fingerprint ^ lr_adapter_fingerprint(s->lora),
               .kv_type = (int16_t)e->cfg.kv_type,
               .kv_value_type = (int16_t)e->cfg.kv_value_type,
               .block_size = e->cfg.block_size,
@@ -263,8 +264,8 @@ int lr_seq_restore(lr_engine *e, const char *path, const lr_seq_config *cfg, lr_
     int rc = lr_engine__not_in_step(e, err);
     if (!rc) rc = load(path, &h, &data, err);
     if (!data) return rc;
-    if (h.fingerprint != e->model->fingerprint) {
-        rc = lr_fail(err, LR_ESTATE, "%s was saved with another model", path);
+    if (h.fingerprint != (e->model->fingerprint ^ lr_adapter_fingerprint(cfg ? cfg->lora : NULL))) {
+        rc = lr_fail(err, LR_ESTATE, "%s was saved with another model or adapter", path);
     } else {
         rc = lr_seq_new(e, cfg, &s, err);
     }

@@ -1,5 +1,6 @@
 /* step.c - one step: schedule, batch, forward pass, results, and bringing the lists up to date. See engine.h. */
 #include "engine/speculate_int.h"
+#include "model/adapter.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -11,7 +12,7 @@ static void add_to_batch(lr_engine *e, lr_batch *b, lr_request *r)
     lr_batch_seq *s = &e->batch[b->n_seqs];
     int from = lr_request__need_from(r), pos = q->kv.computed, n = r->granted + lr_spec__behind(r);
     int first = b->n_rows;
-    *s = (lr_batch_seq){.row = b->n_rows, .n = n, .pos = pos};
+    *s = (lr_batch_seq){.row = b->n_rows, .n = n, .pos = pos, .lora = lr_adapter_lora(q->lora)};
     for (int g = 0; g < e->model->n_groups; g++) s->table[g] = q->kv.block[g];
     memcpy(e->rows + b->n_rows, q->tokens + pos, (size_t)n * sizeof *e->rows); /* drafts lie behind the tokens */
     r->out = b->n_out;

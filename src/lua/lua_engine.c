@@ -440,11 +440,15 @@ static lr_str opt_lstr(lua_State *L, int idx, const char *field)
 
 static lr_seq_config seq_config(lua_State *L, int idx)
 {
-    lr_seq_config c = {opt_lstr(L, idx, "salt"), opt_lstr(L, idx, "adapter"), lr_lua_opt_tag(L, idx, "tag")};
+    lr_seq_config c = {.salt = opt_lstr(L, idx, "salt"),
+                       .adapter = opt_lstr(L, idx, "adapter"),
+                       .tag = lr_lua_opt_tag(L, idx, "tag"),
+                       .lora = lr_lua_opt_adapter(L, idx, "lora")};
     return c;
 }
 
-/* e:seq({ salt=, adapter=, tag= }) -> sequence; nil, text, code */
+/* e:seq({ salt=, adapter=, lora=, tag= }) -> sequence; nil, text, code. adapter: a name in the cache's key; lora: of
+ * adapter_new. */
 static int engine_seq(lua_State *L)
 {
     lr_engine_ud *u = lr_lua_check_engine(L, 1);
@@ -456,7 +460,7 @@ static int engine_seq(lua_State *L)
     return lr_seq_new(u->e, &c, &s->s, &err) ? lr_lua_fail(L, &err) : 1;
 }
 
-/* e:restore(path, { salt=, adapter=, tag= }) -> sequence; nil, text, code */
+/* e:restore(path, { salt=, adapter=, lora=, tag= }) -> sequence; nil, text, code */
 static int engine_restore(lua_State *L)
 {
     lr_engine_ud *u = lr_lua_check_engine(L, 1);

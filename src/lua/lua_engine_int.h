@@ -33,6 +33,8 @@ typedef struct lr_request_ud {
 
 lr_engine_ud *lr_lua_check_engine(lua_State *L, int idx);
 lr_seq_ud *lr_lua_check_seq(lua_State *L, int idx);
+/* The adapter of an option, NULL if it is not there (lua_adapter.c). Borrowed. */
+struct lr_adapter *lr_lua_opt_adapter(lua_State *L, int idx, const char *field);
 /* The method engine:request, and the metatable (lua_request.c). */
 int lr_lua_engine_request(lua_State *L);
 void lr_lua_open_request(lua_State *L);

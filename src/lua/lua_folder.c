@@ -48,6 +48,19 @@ static int folder_open(lua_State *L)
     return 1;
 }
 
+/* f:floats(name) -> the tensor's values as a text of float32; nil if there is none, or its type is no plain one */
+static int folder_floats(lua_State *L)
+{
+    const lr_safetensors_tensor *t = lr_folder_find(check_folder(L, 1), luaL_checkstring(L, 2));
+    if (!t || t->type < 0 || lr_dtype_block(t->type) != 1) return 0;
+    size_t n = t->size / (size_t)lr_dtype_bytes(t->type);
+    luaL_Buffer b;
+    float *f = (float *)(void *)luaL_buffinitsize(L, &b, n * sizeof *f);
+    lr_dtype_to_f32(t->type, t->data, f, n);
+    luaL_pushresultsize(&b, n * sizeof *f);
+    return 1;
+}
+
 /* f:tensors() -> list of {name=, dtype=, shape={as in the file}, bytes=, file=} */
 static int folder_tensors(lua_State *L)
 {
@@ -161,8 +174,9 @@ static int folder_add(lua_State *L)
 
 void lr_lua_open_folder(lua_State *L)
 {
-    static const luaL_Reg methods[] = {{"open", folder_open}, {"tensors", folder_tensors}, {"info", folder_info},
-                                       {"add", folder_add},   {"close", folder_close},     {NULL, NULL}};
+    static const luaL_Reg methods[] = {{"open", folder_open}, {"tensors", folder_tensors}, {"floats", folder_floats},
+                                       {"info", folder_info}, {"add", folder_add},         {"close", folder_close},
+                                       {NULL, NULL}};
     lr_lua_class(L, FOLDER, methods, folder_close);
     lua_pushcfunction(L, folder_new);
     lua_setfield(L, -2, "folder_new");

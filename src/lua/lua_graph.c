@@ -3,6 +3,7 @@
  * A graph's nodes are integers here; lua/llmrun/graph.lua makes the objects that architecture scripts handle. Building
  * calls raise on error (they run inside a script that is loaded under pcall, so the traceback names the line).
  */
+#include "base/dtype.h"
 #include "base/mem.h"
 #include "file/gguf.h"
 #include "lua/lua_int.h"
@@ -113,6 +114,19 @@ static int gguf_get(lua_State *L)
     push_value(L, kv);
     lua_pushstring(L, lr_kv_type_name(kv->type));
     return 2;
+}
+
+/* g:floats(name) -> the tensor's values as a text of float32; nil if there is none, or its type is no plain one */
+static int gguf_floats(lua_State *L)
+{
+    const lr_gguf_tensor *t = lr_gguf_find_tensor(lr_lua_check_gguf(L, 1), luaL_checkstring(L, 2));
+    if (!t || lr_dtype_block(t->type) != 1) return 0;
+    size_t n = t->size / (size_t)lr_dtype_bytes(t->type);
+    luaL_Buffer b;
+    float *f = (float *)(void *)luaL_buffinitsize(L, &b, n * sizeof *f);
+    lr_dtype_to_f32(t->type, t->data, f, n);
+    luaL_pushresultsize(&b, n * sizeof *f);
+    return 1;
 }
 
 /* g:keys() -> list of {key=, type=, count= (arrays)} in file order */
@@ -495,9 +509,9 @@ static int graph_finish(lua_State *L)
     return 1;
 }
 
-static const luaL_Reg gguf_methods[] = {{"get", gguf_get},     {"keys", gguf_keys},   {"tensors", gguf_tensors},
-                                        {"info", gguf_info},   {"vocab", gguf_vocab}, {"bytes", gguf_bytes},
-                                        {"close", gguf_close}, {NULL, NULL}};
+static const luaL_Reg gguf_methods[] = {{"get", gguf_get},       {"keys", gguf_keys},   {"tensors", gguf_tensors},
+                                        {"info", gguf_info},     {"vocab", gguf_vocab}, {"bytes", gguf_bytes},
+                                        {"floats", gguf_floats}, {"close", gguf_close}, {NULL, NULL}};
 static const luaL_Reg graph_methods[] = {
     {"shape", graph_shape}, {"width", graph_width},     {"embed", graph_embed}, {"embed_at", graph_embed_at},
     {"norm", graph_norm},   {"linear", graph_linear},   {"rope", graph_rope},   {"attention", graph_attention},

@@ -7,6 +7,7 @@
 #include "model/graph_int.h"
 #include "base/dtype.h"
 #include "base/mem.h"
+#include "model/adapter.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
@@ -618,7 +619,11 @@ static void set_groups(lr_graph *g)
     for (int i = 0; i < m->n_kv_layers; i++) m->kv_layers[i].group = g->layer_window[i] > 0;
 }
 
-static void model_free(lr_model *m) { lr_graph_free((lr_graph *)m); }
+static void model_free(lr_model *m)
+{
+    lr_adapters_drop(m);
+    lr_graph_free((lr_graph *)m);
+}
 
 static int model_start(lr_model *m, const lr_kv_spec *spec, int max_rows, int max_out, lr_error *err)
 {
@@ -780,5 +785,20 @@ const lr_share *lr_graph_share(const lr_model *m)
 }
 
 lr_graph *lr_graph__of(lr_model *m) { return m->ops == &graph_ops ? (lr_graph *)m : NULL; }
+
+bool lr_graph_product(lr_model *m, const char *tensor, int i, lr_graph_product_info *out)
+{
+    if (m->ops != &graph_ops) return false;
+    lr_graph *g = (lr_graph *)m;
+    lr_tensor t;
+    for (int k = 0; k < g->n_weights; k++) {
+        const named_weight *w = &g->weights[k];
+        if (!w->linear || strcmp(w->name, tensor) != 0 || i-- > 0) continue;
+        if (!g->src.find(g->src.user, tensor, &t) || t.n_dims > 2) return false;
+        *out = (lr_graph_product_info){w->w, t.ne[0], t.n_dims == 2 ? t.ne[1] : 1, (int)w->t.first};
+        return true;
+    }
+    return false;
+}
 
 lr_backend *lr_model_backend(lr_model *m) { return m->ops == &graph_ops ? ((lr_graph *)m)->be : NULL; }

@@ -91,6 +91,16 @@ int lr_model_observe(lr_model *, bool on, lr_error *err);
  * is used in parts, or twice, comes up more than once. */
 bool lr_model_observed(lr_model *, size_t i, const char **name, int *k, const lr_observed **seen);
 
+/* A prepared weight of matrix products. */
+typedef struct lr_graph_product_info {
+    const lr_weight *weight;
+    int64_t width, rows; /* of the whole tensor */
+    int first;           /* the row of it that the weight begins with */
+} lr_graph_product_info;
+/* The i-th product (from 0) with the named tensor in a finished graph's model; false if there are no more. Experts are
+ * not among them. */
+bool lr_graph_product(lr_model *, const char *tensor, int i, lr_graph_product_info *out);
+
 /* The backend of a finished graph's model (for reports); NULL for other models. Borrowed. */
 lr_backend *lr_model_backend(lr_model *);
 

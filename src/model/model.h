@@ -39,12 +39,13 @@ struct lr_model {
     int n_embd;  /* width of the hidden rows */
     int n_ctx;   /* longest sequence that the model was trained for */
     int n_kv_layers;
-    lr_kv_layer *kv_layers;   /* (n_kv_layers) owned */
-    int n_groups;             /* KV block groups in use */
-    int window[LR_KV_GROUPS]; /* positions a layer of the group looks back over; 0 = all */
-    bool echoes;              /* forward knows echoes (lr_batch_echo): drafts may be trees */
-    uint64_t fingerprint;     /* of file and graph: ties snapshots to the model */
-    lr_vocab *vocab;          /* a reference, never NULL */
+    lr_kv_layer *kv_layers;      /* (n_kv_layers) owned */
+    int n_groups;                /* KV block groups in use */
+    int window[LR_KV_GROUPS];    /* positions a layer of the group looks back over; 0 = all */
+    bool echoes;                 /* forward knows echoes (lr_batch_echo): drafts may be trees */
+    uint64_t fingerprint;        /* of file and graph: ties snapshots to the model */
+    lr_vocab *vocab;             /* a reference, never NULL */
+    struct lr_adapter *adapters; /* made for it (adapter.h) */
     char name[128];
 };
 

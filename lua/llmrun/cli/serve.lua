@@ -26,6 +26,8 @@ the requests that have come are answered.]],
             help = "requests need one of these keys (also from LLMRUN_API_KEY); may be given more than once" },
         { "served-model-name", arg = "NAME", type = "list",
             help = "name of the (first) model in the API; further ones are further names" },
+        { "adapter", arg = "NAME=PATH", type = "list",
+            help = "a low-rank adapter of the first model (a PEFT folder or a GGUF file), served as MODEL:NAME" },
         { "max-model-len", short = "c", arg = "N", type = "integer", help = "longest sequence in tokens" },
         { "max-num-seqs", arg = "N", type = "integer", help = "requests in a batch at most (default 64)" },
         { "max-num-batched-tokens", arg = "N", type = "integer", help = "tokens in a batch at most (default 512)" },
@@ -91,6 +93,18 @@ end
 --- Name under which a model is served: as it was asked for, a file without folder and ending.
 local function short_name(what) return (what:match("([^/]+)/*$"):gsub("%.gguf$", "")) end
 
+--- Adapters of the first model, each as a model "NAME:ADAPTER".
+local function load_adapters(o, first)
+    local named = {}
+    for _, text in ipairs(o.adapter or {}) do
+        local name, path = text:match "^([^=/]+)=(.+)$"
+        if not name then args.fail(("--adapter %s: NAME=PATH expected"):format(text), 2) end
+        local a = common.guard(first.model.adapter, first.model, path, { name = name })
+        named[("%s:%s"):format(first.name, name)] = first.model:with(a)
+    end
+    return named
+end
+
 local function load_models(o)
     local list, names, given = {}, {}, o.model or { "smollm2" }
     for i, what in ipairs(given) do
@@ -103,6 +117,7 @@ local function load_models(o)
     for i, name in ipairs(o.served_model_name or {}) do
         if i == 1 then list[1].name = name else aliases[name] = list[1].model end
     end
+    for name, view in pairs(load_adapters(o, list[1])) do aliases[name] = view end
     return list, aliases
 end
 

@@ -40,6 +40,8 @@ local function translate(kind, module)
     return nil
 end
 
+M.translate = translate
+
 local function ignored(kind, name)
     for _, list in ipairs { models.ignore, kind.ignore or {} } do
         for _, pattern in ipairs(list) do
