@@ -265,7 +265,7 @@ static int graph_new(lua_State *L)
     if (lr_backend_new(&be, &cfg, &err)) return lr_lua_fail(L, &err);
     if (!folder) {
         source = lr_gguf_weights(g);
-    } else if (lr_folder_weights(folder, cfg.compute == LR_COMPUTE_F32, &source, &err)) {
+    } else if (lr_folder_weights(folder, cfg.compute == LR_COMPUTE_F32, cfg.threads, &source, &err)) {
         lr_backend_free(be);
         return lr_lua_fail(L, &err);
     }

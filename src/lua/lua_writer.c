@@ -255,7 +255,7 @@ static int encode(writer_ud *u, job *j, const char *name, lr_error *err)
 static int source_of(lua_State *L, int idx, lr_weight_source *src, lr_error *err)
 {
     lr_folder *f = lr_lua_to_folder(L, idx);
-    if (f) return lr_folder_weights(f, true, src, err);
+    if (f) return lr_folder_weights(f, true, 0, src, err);
     *src = lr_gguf_weights(lr_lua_check_gguf(L, idx));
     return 0;
 }

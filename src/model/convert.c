@@ -53,9 +53,12 @@ static int awq_shift(int64_t c) { return 4 * (int)(c % 8 / 2 + (c % 2 ? 4 : 0));
 
 static float fp8_value(uint8_t b)
 {
-    int e = b >> 3 & 15, m = b & 7;
-    float f = e == 15 && m == 7 ? NAN : e ? ldexpf((float)(8 + m), e - 10) : ldexpf((float)m, -9);
-    return b & 0x80 ? -f : f;
+    uint32_t e = b >> 3 & 15, m = b & 7, u = (uint32_t)(b & 0x80) << 24 | (e + 120) << 23 | m << 20;
+    float f;
+    if (e == 0) return (b & 0x80 ? -0x1p-9f : 0x1p-9f) * (float)m;
+    if (e == 15 && m == 7) return NAN;
+    memcpy(&f, &u, 4);
+    return f;
 }
 
 /* The zero point of output r in group g. */
@@ -92,18 +95,6 @@ typedef struct tile {
     float v[ROWS][COLS], s[ROWS][COLS]; /* a weight is v * s */
 } tile;
 
-static int raw_value(const lr_part *p, int64_t r, int64_t i)
-{
-    switch (p->kind) {
-    case LR_PART_GPTQ:
-        return (int)bits_at(p->w, r, p->n, i, p->bits);
-    case LR_PART_AWQ:
-        return (int)(word_at(p->w, i * (p->n / 8) + r / 8) >> awq_shift(r) & 15);
-    default: /* PACKED */
-        return (int)bits_at(p->w, r * (p->k * p->bits / 32), 1, i, p->bits);
-    }
-}
-
 static float plain_value(const lr_part *p, int64_t r, int64_t i)
 {
     int64_t at = p->transpose ? i * p->n + r : r * p->k + i;
@@ -112,38 +103,74 @@ static float plain_value(const lr_part *p, int64_t r, int64_t i)
     return f + p->add;
 }
 
-static void fill(const lr_part *p, int64_t row, int64_t col, tile *t)
+/* Integers of words of `bits` each: of output r, inputs col.., as they lie in the file. */
+static void words(const lr_part *p, int64_t base, int64_t stride, int64_t col, int cols, float *v)
+{
+    if (p->bits == 3 || cols != COLS) {
+        for (int i = 0; i < cols; i++) v[i] = (float)bits_at(p->w, base, stride, col + i, p->bits);
+        return;
+    }
+    int per = 32 / p->bits;
+    uint32_t mask = (1u << p->bits) - 1;
+    for (int i = 0; i < COLS; i += per) {
+        uint32_t w = word_at(p->w, base + (col + i) / per * stride);
+        for (int b = 0; b < per; b++, w >>= p->bits) v[i + b] = (float)(w & mask);
+    }
+}
+
+/* v[0..cols) of output r, inputs col..; integers without their zero point. */
+static void values(const lr_part *p, int64_t r, int64_t col, int cols, float *v)
 {
     static const int8_t e2m1[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
+    const uint8_t *w = p->w + r * p->k + col;
+    switch (p->kind) {
+    case LR_PART_PLAIN:
+        for (int i = 0; i < cols; i++) v[i] = plain_value(p, r, col + i);
+        break;
+    case LR_PART_INT8:
+        for (int i = 0; i < cols; i++) v[i] = (float)(int8_t)w[i];
+        break;
+    case LR_PART_FP8:
+        for (int i = 0; i < cols; i++) v[i] = fp8_value(w[i]);
+        break;
+    case LR_PART_MXFP4:
+        for (int i = 0; i < cols; i++)
+            v[i] = 0.5f * (float)e2m1[p->w[(r * p->k + col + i) / 2] >> 4 * ((col + i) & 1) & 15];
+        break;
+    case LR_PART_GPTQ:
+        words(p, r, p->n, col, cols, v);
+        break;
+    case LR_PART_AWQ: {
+        int shift = awq_shift(r);
+        for (int i = 0; i < cols; i++) v[i] = (float)(word_at(p->w, (col + i) * (p->n / 8) + r / 8) >> shift & 15);
+        break;
+    }
+    case LR_PART_PACKED:
+        words(p, r * (p->k * p->bits / 32), 1, col, cols, v);
+        break;
+    }
+}
+
+static bool has_zero(const lr_part *p)
+{
+    return p->kind == LR_PART_GPTQ || p->kind == LR_PART_AWQ || p->kind == LR_PART_PACKED;
+}
+
+static void fill(const lr_part *p, int64_t row, int64_t col, tile *t)
+{
+    bool one = !p->group && p->scale && p->scale_cols % COLS == 0; /* the tile lies in one group */
     for (int j = 0; j < t->rows; j++) {
         int64_t r = p->first + (row + j) * p->step, g = -1;
-        float s = 1;
-        int z = 0;
+        float *v = t->v[j], s = 1, z = 0;
+        values(p, r, col, t->cols, v);
         for (int i = 0; i < t->cols; i++) {
-            int64_t c = col + i, here = p->scale ? group_of(p, c) : -1;
+            int64_t here = !p->scale || (one && i) ? g : group_of(p, col + i);
             if (here != g) {
                 g = here;
                 s = scale_value(p, scale_at(p, r, g));
-                z = zero_at(p, r, g);
+                z = has_zero(p) ? (float)zero_at(p, r, g) : 0;
             }
-            float v;
-            switch (p->kind) {
-            case LR_PART_PLAIN:
-                v = plain_value(p, r, c);
-                break;
-            case LR_PART_INT8:
-                v = (float)(int8_t)p->w[r * p->k + c];
-                break;
-            case LR_PART_FP8:
-                v = fp8_value(p->w[r * p->k + c]);
-                break;
-            case LR_PART_MXFP4:
-                v = 0.5f * (float)e2m1[p->w[(r * p->k + c) / 2] >> 4 * (c & 1) & 15];
-                break;
-            default:
-                v = (float)(raw_value(p, r, c) - z);
-            }
-            t->v[j][i] = v;
+            v[i] -= z;
             t->s[j][i] = s;
         }
     }
@@ -179,14 +206,18 @@ static void put_q8_0(const float *v, float s, uint8_t *dst)
     for (int i = 0; i < 32; i++) dst[2 + i] = (uint8_t)(int8_t)v[i];
 }
 
-/* FP8 numbers of one scale in 8 bits: rounds. */
-static void put_rounded(const float *v, float s, uint8_t *dst)
+/* Any weights v * s in 8 bits: rounds. What is no number makes its block none. */
+static void put_rounded(const float *v, const float *s, uint8_t *dst)
 {
-    float most = 0, q[32];
-    for (int i = 0; i < 32; i++) most = fabsf(v[i]) <= most ? most : fabsf(v[i]); /* NaN stays */
+    float w[32], q[32], most = 0;
+    for (int i = 0; i < 32; i++) {
+        w[i] = v[i] * s[i];
+        most = fabsf(w[i]) <= most ? most : fabsf(w[i]); /* NaN stays */
+    }
     float d = most / 127, inverse = d > 0 ? 1 / d : 0;
-    for (int i = 0; i < 32; i++) q[i] = isfinite(d) ? nearbyintf(v[i] * inverse) : 0;
-    put_q8_0(q, d * s, dst);
+    bool good = isfinite(d) && isfinite(inverse);
+    for (int i = 0; i < 32; i++) q[i] = good ? nearbyintf(w[i] * inverse) : 0;
+    put_q8_0(q, d, dst);
 }
 
 static void put_mxfp4(const lr_part *p, int64_t r, int64_t col, uint8_t *dst)
@@ -198,6 +229,9 @@ static void put_mxfp4(const lr_part *p, int64_t r, int64_t col, uint8_t *dst)
         dst[1 + i] = (uint8_t)(a | b << 4);
     }
 }
+
+/* Whether the part's weights in 8 bits are rounded ones: their 32 have no scale in common, or are no integers. */
+static bool rounds(const lr_part *p) { return p->kind == LR_PART_FP8 || p->group || p->scale_cols % 32; }
 
 static void put_tile(const lr_part *p, int type, const tile *t, int64_t row, int64_t col, uint8_t *dst,
                      size_t row_bytes)
@@ -214,7 +248,10 @@ static void put_tile(const lr_part *p, int type, const tile *t, int64_t row, int
             put_q5_0(v, s[0], d);
             break;
         case LR_Q8_0:
-            (p->kind == LR_PART_FP8 ? put_rounded : put_q8_0)(v, s[0], d);
+            if (rounds(p))
+                put_rounded(v, s, d);
+            else
+                put_q8_0(v, s[0], d);
             break;
         case LR_MXFP4:
             put_mxfp4(p, p->first + (row + j) * p->step, col, d);
@@ -305,7 +342,7 @@ static void zero_range(const lr_part *p, int *low, int *high)
 
 static int best_integers(const lr_part *p, lr_made *made, lr_error *err)
 {
-    bool exact, fits, blocks = p->k % 32 == 0 && p->scale_cols % 32 == 0 && !p->group;
+    bool exact, fits, blocks = p->k % 32 == 0;
     int low = -128, high = 127, rc = check_scales(p, &exact, &fits, err);
     if (rc) return rc;
     if (p->kind != LR_PART_INT8) {
@@ -317,6 +354,8 @@ static int best_integers(const lr_part *p, lr_made *made, lr_error *err)
     made->exact = exact;
     if (!fits)
         *made = (lr_made){LR_F32, true};
+    else if (blocks && rounds(p))
+        *made = (lr_made){LR_Q8_0, false};
     else if (blocks && low >= -8 && high <= 7)
         made->type = LR_Q4_0;
     else if (blocks && low >= -16 && high <= 15)
@@ -341,7 +380,7 @@ int lr_part_best(const lr_part *p, lr_made *made, lr_error *err)
         return 0;
     case LR_PART_FP8:
         if ((rc = check_scales(p, &exact, &fits, err))) return rc;
-        *made = (lr_made){p->k % 32 == 0 && p->scale_cols % 32 == 0 && fits ? LR_Q8_0 : LR_F32, false};
+        *made = (lr_made){p->k % 32 == 0 && fits ? LR_Q8_0 : LR_F32, false};
         made->exact = made->type == LR_F32;
         return 0;
     default:

@@ -2,10 +2,12 @@
 #include "model/folder.h"
 #include "base/dtype.h"
 #include "base/mem.h"
+#include "base/pool.h"
 #include "file/mapfile.h"
 #include "file/names.h"
 #include "model/folder_int.h"
 #include <inttypes.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -479,6 +481,7 @@ int lr_folder_shape(const lr_folder *f, const char *name, int64_t ne[4])
 typedef struct source {
     lr_folder *f;
     bool exact;
+    int threads;
     void **kept;
     size_t n_kept, cap_kept;
 } source;
@@ -503,6 +506,46 @@ static bool source_find(void *user, const char *name, lr_tensor *t)
     return true;
 }
 
+/* Rows of a weight in the making, in runs that threads take. */
+typedef struct making {
+    const lr_part *p;
+    int type;
+    int64_t first, n;
+    uint8_t *dst;
+    size_t row;
+    atomic_llong next;
+} making;
+
+enum { RUN = 64, LARGE = 1 << 20 };
+
+static void make_rows(void *arg, int thread, int n_threads)
+{
+    (void)thread;
+    (void)n_threads;
+    making *m = arg;
+    for (int64_t r; (r = atomic_fetch_add(&m->next, RUN)) < m->n;) {
+        int64_t end = r + RUN < m->n ? r + RUN : m->n;
+        lr_part_rows(m->p, m->type, m->first + r, m->first + end, m->dst + (size_t)r * m->row);
+    }
+}
+
+/* n rows of a part from `first` on. */
+static int part_rows(const source *s, const lr_part *p, int type, int64_t first, int64_t n, uint8_t *dst, size_t row,
+                     lr_error *err)
+{
+    making m = {.p = p, .type = type, .first = first, .n = n, .dst = dst, .row = row};
+    lr_pool *pool = NULL;
+    atomic_init(&m.next, 0);
+    if ((size_t)n * row < LARGE) {
+        make_rows(&m, 0, 1);
+        return 0;
+    }
+    int rc = lr_pool_new(&pool, s->threads, err);
+    if (!rc) lr_pool_run(pool, make_rows, &m);
+    lr_pool_free(pool);
+    return rc;
+}
+
 static int source_load(void *user, lr_tensor *t, lr_error *err)
 {
     source *s = user;
@@ -522,7 +565,7 @@ static int source_load(void *user, lr_tensor *t, lr_error *err)
         const lr_part *p = &w->parts[i];
         int64_t n = p->out - first < rows ? p->out - first : rows;
         if (n > 0) {
-            lr_part_rows(p, t->type, first, first + n, at);
+            if ((rc = part_rows(s, p, t->type, first, n, at, row, err))) break;
             at += (size_t)n * row;
             rows -= n;
         }
@@ -531,6 +574,10 @@ static int source_load(void *user, lr_tensor *t, lr_error *err)
     if (w->n_dims == 1 && t->first)
         memmove(dst, dst + (size_t)t->first * (size_t)lr_dtype_bytes(t->type),
                 (size_t)t->ne[0] * (size_t)lr_dtype_bytes(t->type));
+    if (rc) {
+        lr_free_aligned(dst);
+        return rc;
+    }
     s->kept[s->n_kept++] = dst;
     t->data = dst;
     t->size = total;
@@ -561,7 +608,7 @@ static void source_free(void *user)
     lr_free(s);
 }
 
-int lr_folder_weights(lr_folder *f, bool exact, lr_weight_source *out, lr_error *err)
+int lr_folder_weights(lr_folder *f, bool exact, int threads, lr_weight_source *out, lr_error *err)
 {
     if (!f->index) {
         int rc = lr_names_index(&f->index, f->n_weights ? &f->weights[0].name : NULL, f->n_weights, sizeof *f->weights,
@@ -572,6 +619,7 @@ int lr_folder_weights(lr_folder *f, bool exact, lr_weight_source *out, lr_error 
     if (!s) return lr_fail(err, LR_ENOMEM, "no memory for a model's weights");
     s->f = f;
     s->exact = exact;
+    s->threads = threads;
     *out = (lr_weight_source){s, source_find, source_load, source_used, source_free};
     return 0;
 }

@@ -8,8 +8,8 @@
  *
  * Each kind of source becomes one of the types that the kernels take (lr_dtype). Integers with a scale for so many
  * inputs become Q4_0, Q5_0 or Q8_0, whichever holds all their values less zero point: nothing is rounded but scales
- * that half precision lacks. FP8 becomes Q8_0, which rounds. For the float32 reference (exact) what would be rounded
- * becomes F32 instead.
+ * that half precision lacks. FP8, and integers whose groups of inputs are not runs of 32, become Q8_0, which rounds.
+ * For the float32 reference (exact) what would be rounded becomes F32 instead.
  *
  * Immutable once a graph uses it; engine thread only.
  */
@@ -77,7 +77,8 @@ int lr_folder_add(lr_folder *, const char *name, const lr_part_spec *parts, size
 /* Shape of the last weight of that name (ne[0] = inputs), n_dims; 0 if there is none. */
 int lr_folder_shape(const lr_folder *, const char *name, int64_t ne[4]);
 
-/* The weights of f for a graph; f must outlive it and its model. exact: for LR_COMPUTE_F32. */
-int lr_folder_weights(lr_folder *, bool exact, lr_weight_source *out, lr_error *err);
+/* The weights of f for a graph; f must outlive it and its model. exact: for LR_COMPUTE_F32.
+ * threads: that make a large weight, 0 = all cores. */
+int lr_folder_weights(lr_folder *, bool exact, int threads, lr_weight_source *out, lr_error *err);
 
 #endif

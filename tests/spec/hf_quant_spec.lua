@@ -29,7 +29,7 @@ end
 
 -- what each becomes for the kernels, and whether nothing is rounded
 local FORMATS = {
-    ["gptq4"] = { "Q4_0", true }, ["gptq4-order"] = { "F16", false }, ["gptq4-v2"] = { "Q5_0", true },
+    ["gptq4"] = { "Q4_0", true }, ["gptq4-order"] = { "Q8_0", false }, ["gptq4-v2"] = { "Q5_0", true },
     ["gptq3"] = { "Q4_0", true }, ["gptq2"] = { "Q4_0", true }, ["gptq8"] = { "Q8_0", true },
     ["gptq8-asym"] = { "F16", false }, ["awq"] = { "Q5_0", true }, ["w4a16"] = { "Q4_0", true },
     ["w4a16-asym"] = { "Q5_0", true }, ["w8a16"] = { "Q8_0", true }, ["fp8-tensor"] = { "Q8_0", false },
