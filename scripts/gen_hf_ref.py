@@ -10,7 +10,8 @@ sentencepiece if there is none (several GB), and runs itself in it.
 models      random models of each architecture, two layers or so, in BF16, F16 and F32; ref/NAME.json has prompt ids and
             logits in float32 of the weights as they were rounded
 quant       one random layer in each quantized format, packed by the rules written out here; the logits are those of
-            the dequantized weights
+            the dequantized weights. The rules give what pack() of AutoGPTQ 0.7.1 and AutoAWQ 0.2.9 and pack_to_int32 of
+            compressed-tensors give for the same integers
 tokenizers  trained on a few texts; ref/tokenizers.json has ids
 real        SmolLM2's GGUF file as a folder in ~/.cache/llmrun, for tests/bench/hf_real.lua (needs the package gguf)
 """

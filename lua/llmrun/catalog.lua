@@ -18,14 +18,17 @@ function M.folder()
 end
 
 local function in_folder(folder)
-    if core.stat(folder .. "/config.json") then return folder end -- Hugging Face
-    local first
-    for _, name in ipairs(core.list(folder) or {}) do
+    local first, hugging_face
+    local names = core.list(folder) or {}
+    for _, name in ipairs(names) do hugging_face = hugging_face or name:find("%.safetensors$") ~= nil end
+    if hugging_face and core.stat(folder .. "/config.json") then return folder end
+    for _, name in ipairs(names) do
         if name:find("%.gguf$") and (not name:find("%-%d%d%d%d%d%-of%-") or name:find("%-00001%-of%-")) then
             if first then return nil, ("%s holds several models; name one of its files"):format(folder), "invalid" end
             first = folder .. "/" .. name
         end
     end
+    if not first and core.stat(folder .. "/config.json") then return folder end -- to be told what is missing
     if not first then return nil, ("%s holds no .gguf file and no config.json"):format(folder), "not_found" end
     return first
 end

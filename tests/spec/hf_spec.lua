@@ -74,6 +74,19 @@ describe("a Hugging Face folder", function()
     end)
 end)
 
+describe("a folder's kind", function()
+    after_each(hf.clean)
+
+    it("is a GGUF file's where only its description lies beside", function()
+        local find = require("llmrun.catalog").find
+        local path = hf.folder { ["config.json"] = { text = "{}" }, ["x.gguf"] = { text = "" } }
+        assert.equal(path .. "/x.gguf", find(path))
+        assert.equal(hf.model(LLAMA):sub(1, 5), find(hf.model(LLAMA)):sub(1, 5))
+        local both = hf.model(LLAMA, { ["x.gguf"] = "" })
+        assert.equal(both, find(both))
+    end)
+end)
+
 describe("a damaged Hugging Face folder", function()
     after_each(hf.clean)
 

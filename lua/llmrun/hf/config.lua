@@ -102,6 +102,7 @@ local function put_rope(c, put)
     end
     local kind = value(r, "rope_type") or value(r, "type")
     if kind == nil or kind == "default" then return end
+    if kind == "su" then kind = "longrope" end -- its first name
     put("rope.scaling.type", "str", kind, field)
     for _, f in ipairs(SCALING) do put(f[2], f[3], value(r, f[1]), field .. "." .. f[1]) end
     -- longrope has it beside
