@@ -162,11 +162,20 @@ peer_vllm() { peer_install "$1" "$cache/compare-vllm" "$vllm_version" build_vllm
 peer_vllm-int8() { peer_vllm "$1"; }
 
 # peer_file NAME MODEL GGUF: sets $file to what the peer reads, or $why. vLLM on CPUs reads folders of Hugging Face's format
-# only; they are made of the GGUF file, once.
+# only; they are made of the GGUF file, once. OpenVINO doesn't know Q5_0 and Q5_1: files that hold such get Q8_0 instead.
 peer_file() {
     local int8=()
     file=$3 why=''
     case $1 in
+    openvino)
+        "$root/build/llmrun" inspect "$3" | grep -qE '\bQ5_[01]\b' || return 0
+        file=$cache/compare-hf/$2-q8_0.gguf
+        [ ! -f "$file" ] || return 0
+        mkdir -p "$cache/compare-hf"
+        note "making $file"
+        "$root/build/llmrun" quantize "$3" "$file" --type Q8_0 --requantize --quiet >"$file.log" 2>&1 ||
+            why="can't be written as Q8_0: $(tail -n 1 "$file.log")"
+        return 0 ;;
     vllm) file=$cache/compare-hf/$2 ;;
     vllm-int8) file=$cache/compare-hf/$2-int8 int8=(--int8) ;;
     *) return 0 ;;
@@ -189,7 +198,7 @@ peer_server() {
         command=("${peer_bin[$name]}" -m "$model" --host 127.0.0.1 --port '{port}' --threads "$n" --threads-batch "$n"
             --parallel "$slots" --ctx-size $((slots * tokens)) --flash-attn "$flash") ;;
     openvino)
-        peer_is[$name]="openvino-genai $openvino_version, the same GGUF file, behind scripts/peers/openvino_server.py (it has no server)"
+        peer_is[$name]="openvino-genai $openvino_version, the same GGUF file (Q8_0 instead where it holds Q5), behind scripts/peers/openvino_server.py (it has no server)"
         command=("${peer_py[$name]}" "$root/scripts/peers/openvino_server.py" -m "$model" --port '{port}'
             --threads "$n" --max-num-seqs "$slots") ;;
     vllm | vllm-int8)

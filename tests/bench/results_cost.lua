@@ -22,7 +22,8 @@ local forms = {
     { name = "penalties, top-k, top-p, min-p", options = { temperature = 0.8, top_k = 40, top_p = 0.95, min_p = 0.05,
         repetition_penalty = 1.1, presence_penalty = 0.2, frequency_penalty = 0.2 } },
     { name = "the same, JSON schema, stop strings", options = { temperature = 0.8, top_k = 40, top_p = 0.95,
-        min_p = 0.05, repetition_penalty = 1.1, presence_penalty = 0.2, frequency_penalty = 0.2, json = schema, stop = { "@@" } } },
+        min_p = 0.05, repetition_penalty = 1.1, presence_penalty = 0.2, frequency_penalty = 0.2, json = schema,
+        stop = { "@@" } } },
 }
 
 local list = {}

@@ -14,5 +14,6 @@ describe("an idle server", function()
         local before = os.clock() -- of all threads
         llm.sleep(1)
         assert.is_true(os.clock() - before < 0.2)
+        assert.is_truthy(connection) -- open until here
     end)
 end)
