@@ -215,6 +215,17 @@ peer_server() {
     esac
 }
 
+# end_server PID: asks it to end; one that doesn't within 20 seconds is ended, with all processes below it
+end_server() {
+    kill "$1" 2>/dev/null || return 0
+    timeout 20 tail --pid="$1" -f /dev/null || end_tree "$1"
+}
+end_tree() {
+    local below
+    for below in $(ps -o pid= --ppid "$1"); do end_tree "$below"; done
+    kill -9 "$1" 2>/dev/null || true
+}
+
 # peer_install NAME VENV STAMP BUILD: runs BUILD VENV LOG unless the environment is there; a lock keeps others out
 peer_install() {
     local name=$1 venv=$2 stamp=$3 build=$4 log=$2.log start
