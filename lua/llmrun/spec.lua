@@ -52,8 +52,6 @@ local function normal(call, what, known)
     if what.method and not methods[what.method] then
         errors.raise(call, ("speculate: method '%s' is none of ngram, suffix, draft, early_exit, heads, off"):format(
             what.method))
-    elseif what.method == "early_exit" and not what.layers then
-        errors.raise(call, "speculate: method 'early_exit' needs layers = how many of the model's layers draft")
     elseif what.scope and not scopes[what.scope] then
         errors.raise(call, ("speculate: scope '%s' is none of request, session, tenant"):format(what.scope))
     elseif what.branches and what.branches > 1 and what.accept == "distribution" then
@@ -143,11 +141,14 @@ function M.for_request(call, what, self, tenant)
     if not s then return nil end
     local method = s.method or (base and base.method) or (s.fn and "off") or "ngram"
     if method == "off" and not s.fn then return nil end
+    local layers = s.layers or (base and base.layers) or nil
+    if method == "early_exit" and not layers then
+        errors.raise(call, "speculate: method 'early_exit' needs layers = how many of the model's layers draft")
+    end
     return {
         method = method, k = s.k or (base and base.method == method and base.k) or nil, fixed = s.fixed,
         branches = s.branches or (base and base.method == method and base.branches) or nil,
-        layers = s.layers or (base and base.layers) or nil,
-        min_match = s.min_match, max_match = s.max_match, accept = s.accept or (base and base.accept),
+        layers = layers, min_match = s.min_match, max_match = s.max_match, accept = s.accept or (base and base.accept),
         memory = memory(self, { method = method, scope = s.scope or (base and base.scope), fn = s.fn }, tenant),
         fn = s.fn,
     }

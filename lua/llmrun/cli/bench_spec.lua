@@ -16,7 +16,7 @@ M.flags = {
     { "spec", help = "speculation: with and without, side by side" },
     { "draft", arg = "MODEL", help = "--spec: a draft model" },
     { "task", arg = "LIST", default = "code,edit", help = "--spec: code, edit" },
-    { "layers", arg = "N", type = "integer", help = "--spec: of the model, for the method early_exit" },
+    { "draft-layers", arg = "N", type = "integer", help = "--spec: of the model's layers, those of early_exit" },
     { "heads", arg = "FILE", help = "--spec: Medusa heads (scripts/train_medusa)" },
     { "temperature", arg = "T", type = "number", default = 0, help = "--spec: 0 = greedy" },
     { "method", arg = "LIST", help = "--spec: ngram, suffix, draft, distribution (draft, judged), early_exit, heads; "
@@ -82,7 +82,7 @@ local function option(name, o)
     local method, k, wide = name:match "^([%a_]+)=?(%d*)x?(%d*)$"
     return {
         method = method == "distribution" and "draft" or method, k = math.tointeger(tonumber(k)), fixed = k ~= "",
-        branches = math.tointeger(tonumber(wide)), layers = method == "early_exit" and o.layers or nil,
+        branches = math.tointeger(tonumber(wide)), layers = method == "early_exit" and o.draft_layers or nil,
         accept = method == "distribution" and "distribution" or nil,
     }
 end
@@ -132,11 +132,12 @@ local function predict(model, sum, batch, branched)
 end
 
 local function methods_of(o)
-    local t = list(o.method or "ngram,suffix" .. (o.draft and ",draft" or "") .. (o.layers and ",early_exit" or "") ..
-        (o.heads and ",heads" or ""))
-    local needs = { ngram = true, suffix = true, draft = o.draft, distribution = o.draft, early_exit = o.layers,
+    local t = list(o.method or "ngram,suffix" .. (o.draft and ",draft" or "") ..
+        (o.draft_layers and ",early_exit" or "") .. (o.heads and ",heads" or ""))
+    local needs = { ngram = true, suffix = true, draft = o.draft, distribution = o.draft, early_exit = o.draft_layers,
         heads = o.heads }
-    local flag = { draft = "draft MODEL", distribution = "draft MODEL", early_exit = "layers N", heads = "heads FILE" }
+    local flag = { draft = "draft MODEL", distribution = "draft MODEL", early_exit = "draft-layers N",
+        heads = "heads FILE" }
     for _, name in ipairs(t) do
         local m = name:match "^([%a_]+)=?%d*x?%d*$"
         if not needs[m] and not flag[m] then
