@@ -66,6 +66,25 @@ static void test_tree(void **state)
     assert_int_equal(grown.n, 2); /* 0.6 * 0.5 pays, half of that does not */
 }
 
+static void test_tree_of_guesses(void **state)
+{
+    const int32_t ids[] = {10, 11, 20, 21};
+    const float chance[] = {0.6f, 0.25f, 0.5f, 0.4f};
+    const int32_t token[] = {10, 20, 11, 21, 20, 21}; /* 0.6, 0.3, 0.25, 0.24, 0.125, 0.1 */
+    const int parent[] = {-1, 0, -1, 0, 2, 2};
+    lr_spec_tree t;
+    lr_spec_tree_best(&t, ids, chance, 2, 2, 32, 0);
+    assert_int_equal(t.n, 6);
+    assert_memory_equal(t.token, token, sizeof token);
+    assert_memory_equal(t.parent, parent, sizeof parent);
+    lr_spec_tree_best(&t, ids, chance, 2, 2, 3, 0);
+    assert_int_equal(t.n, 3);
+    lr_spec_tree_best(&t, ids, chance, 2, 2, 32, 0.2);
+    assert_int_equal(t.n, 4);
+    lr_spec_tree_best(&t, ids, chance, 2, 2, 32, 0.7);
+    assert_int_equal(t.n, 0);
+}
+
 /* The longest suffix of t (n) that ends before n too. */
 static int longest(const int32_t *t, int n)
 {
@@ -701,11 +720,11 @@ static void test_trouble(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tree),           cmocka_unit_test(test_ngram),         cmocka_unit_test(test_suffix),
-        cmocka_unit_test(test_memory),         cmocka_unit_test(test_judge),         cmocka_unit_test(test_vocab),
-        cmocka_unit_test(test_judge_extremes), cmocka_unit_test(test_pace),          cmocka_unit_test(test_trouble),
-        cmocka_unit_test(test_identity),       cmocka_unit_test(test_pace_gives_up), cmocka_unit_test(test_same_text),
-        cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_tree),      cmocka_unit_test(test_tree_of_guesses), cmocka_unit_test(test_ngram),
+        cmocka_unit_test(test_suffix),    cmocka_unit_test(test_memory),          cmocka_unit_test(test_judge),
+        cmocka_unit_test(test_vocab),     cmocka_unit_test(test_judge_extremes),  cmocka_unit_test(test_pace),
+        cmocka_unit_test(test_trouble),   cmocka_unit_test(test_identity),        cmocka_unit_test(test_pace_gives_up),
+        cmocka_unit_test(test_same_text), cmocka_unit_test(test_distribution),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
