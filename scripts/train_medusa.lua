@@ -8,7 +8,8 @@
 local llm = require "llmrun"
 local runner = require "llmrun.runner"
 
-local model <close> = llm.load(arg[1], { ctx = 512, max_seqs = 32, threads = math.tointeger(arg[4]) })
+local model <close> = llm.load(arg[1], { ctx = 512, max_seqs = 32, threads = math.tointeger(arg[4]),
+    kv = { blocks = 32 * 33 } }) -- room for all: what does not fit would be computed again in each step
 local out = assert(io.open(arg[2], "wb"))
 local want = assert(math.tointeger(arg[3]))
 
