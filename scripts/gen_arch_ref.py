@@ -384,6 +384,62 @@ def gpt_oss():
     return c
 
 
+def deepseek(v3):
+    """Expanded latent attention; V3 with compressed queries, sigmoid routing in groups and yarn, V2 as V2-Lite is."""
+    rank, nope, rot, value, n, ff = 32, 16, 8, 12, 8, 32
+    rope = {"rope_type": "default", "rope_theta": 10000.0}
+    if v3:
+        rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 16,
+                "beta_fast": 32, "beta_slow": 1, "mscale": 1.0, "mscale_all_dim": 1.0}
+    config = base(2, num_key_value_heads=HEADS, rms_norm_eps=1e-6, rope_parameters=rope, moe_intermediate_size=ff,
+                  n_routed_experts=n, num_experts_per_tok=3, n_shared_experts=2, first_k_dense_replace=1,
+                  kv_lora_rank=rank, qk_nope_head_dim=nope, qk_rope_head_dim=rot, v_head_dim=value,
+                  q_lora_rank=24 if v3 else None, routed_scaling_factor=1.5 if v3 else 1.0, norm_topk_prob=v3,
+                  n_group=4 if v3 else 1, topk_group=2 if v3 else 1)
+    if v3:
+        model = hf(transformers.DeepseekV3ForCausalLM, transformers.DeepseekV3Config, **config)
+    else:
+        model = hf(transformers.DeepseekV2ForCausalLM, transformers.DeepseekV2Config, topk_method="greedy", **config)
+    c = Case("deepseek2", model, 2)
+    usual_keys(c, kv=HEADS, eps=1e-6)
+    for k in (("attention.key_length", "u32", nope + rot), ("attention.value_length", "u32", value),
+              ("attention.kv_lora_rank", "u32", rank), ("rope.dimension_count", "u32", rot),
+              ("expert_count", "u32", n), ("expert_used_count", "u32", 3), ("expert_feed_forward_length", "u32", ff),
+              ("expert_shared_count", "u32", 2), ("leading_dense_block_count", "u32", 1),
+              ("expert_weights_scale", "f32", 1.5 if v3 else 1.0), ("expert_weights_norm", "bool", v3),
+              ("expert_gating_func", "u32", 2 if v3 else 1)):
+        c.key(*k)
+    if v3:
+        for k in (("attention.q_lora_rank", "u32", 24), ("expert_group_count", "u32", 4),
+                  ("expert_group_used_count", "u32", 2), ("rope.scaling.type", "str", "yarn"),
+                  ("rope.scaling.factor", "f32", 4.0), ("rope.scaling.original_context_length", "u32", 16),
+                  ("rope.scaling.yarn_log_multiplier", "f32", 0.1)):
+            c.key(*k)
+    ends(c)
+    for i, b, p in blocks(c):
+        c.norm(b + "attn_norm.weight", p + "input_layernorm.weight")
+        c.norm(b + "ffn_norm.weight", p + "post_attention_layernorm.weight")
+        if v3:
+            c.same(b + "attn_q_a.weight", p + "self_attn.q_a_proj.weight")
+            c.norm(b + "attn_q_a_norm.weight", p + "self_attn.q_a_layernorm.weight")
+            c.same(b + "attn_q_b.weight", p + "self_attn.q_b_proj.weight")
+        else:
+            c.same(b + "attn_q.weight", p + "self_attn.q_proj.weight")
+        c.same(b + "attn_kv_a_mqa.weight", p + "self_attn.kv_a_proj_with_mqa.weight")
+        c.norm(b + "attn_kv_a_norm.weight", p + "self_attn.kv_a_layernorm.weight")
+        c.same(b + "attn_kv_b.weight", p + "self_attn.kv_b_proj.weight")
+        c.same(b + "attn_output.weight", p + "self_attn.o_proj.weight")
+        if i == 0:
+            dense(c, b, p)
+            continue
+        experts(c, b, p, n, ff)
+        if v3:
+            c.put(p + "mlp.gate.e_score_correction_bias", c.tensor(b + "exp_probs_b.bias", (n,), 0.3, 0.4))
+        for part in ("gate", "up", "down"):
+            c.same(f"{b}ffn_{part}_shexp.weight", f"{p}mlp.shared_experts.{part}_proj.weight")
+    return c
+
+
 YARN = {"factor": 4.0, "original_max_position_embeddings": 16}
 CASES = {
     "llama": lambda: llama(),
@@ -416,6 +472,8 @@ CASES = {
     "qwen3moe": qwen3moe,
     "granitemoe": granitemoe,
     "gpt-oss": gpt_oss,
+    "deepseek_v2": lambda: deepseek(False),
+    "deepseek_v3": lambda: deepseek(True),
 }
 
 LORA_MODULES = {

@@ -191,6 +191,17 @@ function Graph:gated_ffn(x, prefix, act, width)
   return self:linear(self:glu(gate, up, act), prefix .. ".ffn_down")
 end
 
+--- Of each of `heads` equal parts of a row the n values from `first` on.
+function Graph:slice(x, heads, first, n)
+  return node(self, self.core:slice(id_of(self, x, "slice"), heads, first, n))
+end
+
+--- Each of `heads` parts of a with that of b behind it, or with the whole of b where b has n values in all; b = nil: with
+--- n zeros.
+function Graph:concat(a, b, heads, n)
+  return node(self, self.core:concat(id_of(self, a, "concat"), b and id_of(self, b, "concat") or nil, heads, n))
+end
+
 --- Chooses experts for each row from their logits. opts: experts, used (how many), gate ("softmax" over all, "sigmoid"
 --- of each, "softmax_chosen"), normalize (weights divided by their sum), scale, bias (name of a vector that counts for
 --- the choice only), groups, groups_used, group_best (only experts of the best groups, which are scored by the sum of

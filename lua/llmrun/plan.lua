@@ -31,6 +31,8 @@ function Counter:linear(_, name, _, out, first)
     local shape = need(self, name)
     return self:new_node(first and first >= 0 and out or shape[2] or 1)
 end
+function Counter:slice(_, heads, _, n) return self:new_node(heads * n) end
+function Counter:concat(a, _, heads, n) return self:new_node(self.widths[a] + heads * n) end
 function Counter:route(_, o) return self:new_node(2 * o.used) end
 function Counter:experts(_, _, name) return self:new_node(need(self, name)[2]) end
 function Counter:attention(q, _, _, o)

@@ -51,6 +51,13 @@ function KINDS.yarn(r, hp)
   local grown = factor > 1 and 0.1 * log(factor) + 1 or 1.0
   local whole = hp:opt("rope.scaling.attention_factor", "positive") -- in place of the formula
   r.attn_scale = whole or grown * hp:get("rope.scaling.attn_factor", "positive", 1.0)
+  -- DeepSeek: scores grow instead of (or beside) the turned values
+  local one, all = hp:opt("rope.scaling.mscale", "number"), hp:opt("rope.scaling.mscale_all_dim", "number")
+  local slope = hp:opt("rope.scaling.yarn_log_multiplier", "positive") or all and all > 0 and 0.1 * all
+  if slope and factor > 1 then
+    r.score_scale = (1 + slope * log(factor)) ^ 2
+    r.attn_scale = whole or one and all and (1 + 0.1 * one * log(factor)) / (1 + 0.1 * all * log(factor)) or 1.0
+  end
 end
 
 function KINDS.llama3(r, hp)

@@ -56,12 +56,15 @@ typedef enum lr_op_kind {
     LR_OP_SOFTCAP,  /* out = scale * tanh(in / scale) */
     LR_OP_INPUT,    /* out = the input rows of the batch */
     LR_OP_ROWS,     /* out = the rows of in whose logits are wanted */
-    LR_OP_ROUTE,    /* in[0]: logits of experts; out = (rows, 2 n_used): numbers of the chosen, then their weights */
-    LR_OP_EXPERTS,  /* out = in[0] . w[e]^T + bias[e], e the slot's expert in route in[1]; w is (n_experts, n, k), bias
-                     * (n_experts, n). in[0]: token rows, or slots of the same route */
-    LR_OP_MIX,      /* out = the sum over a row's slots in[0], times their weights in in[1], by rank */
-    LR_OP_SLICE,    /* out = the columns of in from `first` on, as many as out is wide */
-    LR_OP_GATHER,   /* out = the columns that all ranks of the group have in their in, side by side */
+    LR_OP_PART,     /* out = the values first .. first+n-1 of each of n_heads equal parts of in[0] */
+    LR_OP_CONCAT,  /* out = for each of n_heads parts: the part of in[0], then that of in[1] (or in[1] as a whole, if it
+                    * is one part for all; or zeros, if it is -1), n values of it */
+    LR_OP_ROUTE,   /* in[0]: logits of experts; out = (rows, 2 n_used): numbers of the chosen, then their weights */
+    LR_OP_EXPERTS, /* out = in[0] . w[e]^T + bias[e], e the slot's expert in route in[1]; w is (n_experts, n, k), bias
+                    * (n_experts, n). in[0]: token rows, or slots of the same route */
+    LR_OP_MIX,     /* out = the sum over a row's slots in[0], times their weights in in[1], by rank */
+    LR_OP_SLICE,   /* out = the columns of in from `first` on, as many as out is wide */
+    LR_OP_GATHER,  /* out = the columns that all ranks of the group have in their in, side by side */
 } lr_op_kind;
 
 /* The kind's name, for messages; no default, so that the compiler asks for that of a new kind. */
@@ -72,6 +75,10 @@ static inline const char *lr_op_name(lr_op_kind kind)
         return "input";
     case LR_OP_SLICE:
         return "slice";
+    case LR_OP_PART:
+        return "part";
+    case LR_OP_CONCAT:
+        return "concat";
     case LR_OP_GATHER:
         return "gather";
     case LR_OP_EMBED:
@@ -163,9 +170,13 @@ typedef struct lr_op {
         lr_rope rope;
         lr_attn attn;
         lr_route route;
-        lr_act act;  /* ACT, GLU */
-        float scale; /* EMBED, SCALE, SOFTCAP */
-        int first;   /* SLICE */
+        struct {
+            int n_heads, first, n;
+            bool shared; /* CONCAT: in[1] is one part for all heads */
+        } part;          /* PART, CONCAT */
+        lr_act act;      /* ACT, GLU */
+        float scale;     /* EMBED, SCALE, SOFTCAP */
+        int first;       /* SLICE */
         struct {
             lr_comm *comm; /* borrowed as long as the plan lives */
             const int

@@ -75,6 +75,7 @@ typedef struct plan_op {
     int first;          /* SLICE */
     lr_comm *comm;      /* GATHER */
     int *at;            /* GATHER: (comm->size + 1), owned */
+    int n_part;         /* PART, CONCAT (layer_norm: shared) */
     int lora;           /* LINEAR: which of its stage's products it is */
     int stage;
     lr_route chosen; /* ROUTE */

@@ -223,6 +223,13 @@ static int convert(builder *b, const lr_op *s, lr_error *err)
         o->window = s->u.attn.window;
         o->sinks = sinks;
         break;
+    case LR_OP_PART:
+    case LR_OP_CONCAT:
+        o->n_heads = s->u.part.n_heads;
+        o->first = s->u.part.first;
+        o->n_part = s->u.part.n;
+        o->layer_norm = s->u.part.shared;
+        break;
     case LR_OP_ACT:
     case LR_OP_GLU:
         o->act = (int)s->u.act;

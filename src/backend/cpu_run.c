@@ -70,6 +70,25 @@ static void norm_row(const lr_cpu_kernels *k, const plan_op *o, const float *x, 
     }
 }
 
+/* PART and CONCAT of row r; n: width of y. */
+static void part_op(const lr_plan *p, const plan_op *o, const float *x, const float *x2, int r, float *y, int n)
+{
+    size_t out = (size_t)(n / o->n_heads), in = (size_t)(p->values[o->in[0]].width / o->n_heads), k = (size_t)o->n_part;
+    x += (size_t)r * in * (size_t)o->n_heads;
+    if (x2) x2 += (size_t)r * (size_t)p->values[o->in[1]].width;
+    for (int h = 0; h < o->n_heads; h++, x += in, y += out) {
+        if (o->kind == LR_OP_PART) {
+            memcpy(y, x + o->first, k * sizeof *y);
+            continue;
+        }
+        memcpy(y, x, in * sizeof *y);
+        if (x2)
+            memcpy(y + in, x2 + (o->layer_norm ? 0 : (size_t)h * k), k * sizeof *y);
+        else
+            memset(y + in, 0, k * sizeof *y);
+    }
+}
+
 /* r: of SPREAD a slot, else a token row. */
 static void moe_op(const lr_plan *p, const plan_op *o, const float *x, const float *x2, int r, float *y, int n)
 {
@@ -154,6 +173,10 @@ static void row_op(const run_ctx *c, const plan_op *o, int r)
         k->quantize(x + at, (size_t)n, 1, lr_qact_at(p->q[out], at), 0, n);
         break;
     }
+    case LR_OP_PART:
+    case LR_OP_CONCAT:
+        part_op(p, o, x, x2, r, y, n);
+        break;
     case OP_SPREAD:
     case OP_SPREAD_QUANT:
     case LR_OP_ROUTE:

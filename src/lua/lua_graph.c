@@ -447,6 +447,25 @@ static int graph_softcap(lua_State *L)
     return node_or_raise(L, rc, out, &err);
 }
 
+/* g:slice(x, heads, first, n) */
+static int graph_slice(lua_State *L)
+{
+    lr_error err;
+    int out = -1, rc = lr_graph_slice(check_graph(L), check_node(L, 2), (int)luaL_checkinteger(L, 3),
+                                      (int)luaL_checkinteger(L, 4), (int)luaL_checkinteger(L, 5), &out, &err);
+    return node_or_raise(L, rc, out, &err);
+}
+
+/* g:concat(a, b | nil, heads, n) */
+static int graph_concat(lua_State *L)
+{
+    lr_error err;
+    int b = lua_isnil(L, 3) ? -1 : check_node(L, 3), out = -1,
+        rc = lr_graph_concat(check_graph(L), check_node(L, 2), b, (int)luaL_checkinteger(L, 4),
+                             (int)luaL_checkinteger(L, 5), &out, &err);
+    return node_or_raise(L, rc, out, &err);
+}
+
 /* g:route(logits, {experts=, used=, gate=, normalize=, scale=, groups=, groups_used=, group_best=, bias=}) */
 static int graph_route(lua_State *L)
 {
@@ -512,12 +531,17 @@ static int graph_finish(lua_State *L)
 static const luaL_Reg gguf_methods[] = {{"get", gguf_get},       {"keys", gguf_keys},   {"tensors", gguf_tensors},
                                         {"info", gguf_info},     {"vocab", gguf_vocab}, {"bytes", gguf_bytes},
                                         {"floats", gguf_floats}, {"close", gguf_close}, {NULL, NULL}};
-static const luaL_Reg graph_methods[] = {
-    {"shape", graph_shape}, {"width", graph_width},     {"embed", graph_embed}, {"embed_at", graph_embed_at},
-    {"norm", graph_norm},   {"linear", graph_linear},   {"rope", graph_rope},   {"attention", graph_attention},
-    {"add", graph_add},     {"mul", graph_mul},         {"glu", graph_glu},     {"act", graph_act},
-    {"scale", graph_scale}, {"softcap", graph_softcap}, {"route", graph_route}, {"experts", graph_experts},
-    {"mix", graph_mix},     {"finish", graph_finish},   {"close", graph_close}, {NULL, NULL}};
+static const luaL_Reg graph_methods[] = {{"shape", graph_shape}, {"width", graph_width},
+                                         {"embed", graph_embed}, {"embed_at", graph_embed_at},
+                                         {"norm", graph_norm},   {"linear", graph_linear},
+                                         {"rope", graph_rope},   {"attention", graph_attention},
+                                         {"add", graph_add},     {"mul", graph_mul},
+                                         {"glu", graph_glu},     {"act", graph_act},
+                                         {"scale", graph_scale}, {"softcap", graph_softcap},
+                                         {"slice", graph_slice}, {"concat", graph_concat},
+                                         {"route", graph_route}, {"experts", graph_experts},
+                                         {"mix", graph_mix},     {"finish", graph_finish},
+                                         {"close", graph_close}, {NULL, NULL}};
 
 void lr_lua_open_graph(lua_State *L)
 {

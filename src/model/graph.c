@@ -482,6 +482,46 @@ int lr_graph_scale(lr_graph *g, lr_op_kind kind, int in, float scale, int *out, 
     return new_op(g, op, g->width[in], out, err);
 }
 
+/* ---- parts of heads ---- */
+
+static int check_heads(const lr_graph *g, int in, int n_heads, const char *what, lr_error *err)
+{
+    int rc = check_rows(g, in, what, err);
+    if (!rc && (n_heads < 1 || g->width[in] % n_heads))
+        rc = lr_fail(err, LR_ESHAPE, "%s: width %d is not a multiple of %d heads", what, g->width[in], n_heads);
+    return rc;
+}
+
+int lr_graph_slice(lr_graph *g, int in, int n_heads, int first, int n, int *out, lr_error *err)
+{
+    int rc = check_heads(g, in, n_heads, "slice", err);
+    if (rc) return rc;
+    int width = g->width[in] / n_heads;
+    if (first < 0 || n < 1 || first > width || n > width - first)
+        return lr_fail(err, LR_ESHAPE, "slice: values %d to %lld of heads of %d", first, (long long)first + n - 1,
+                       width);
+    lr_op op = {.kind = LR_OP_PART, .in = {in, -1}};
+    op.u.part.n_heads = n_heads;
+    op.u.part.first = first;
+    op.u.part.n = n;
+    return new_op(g, op, n_heads * n, out, err);
+}
+
+int lr_graph_concat(lr_graph *g, int a, int b, int n_heads, int n, int *out, lr_error *err)
+{
+    int rc = check_heads(g, a, n_heads, "concat", err);
+    if (rc || (b >= 0 && (rc = check_rows(g, b, "concat", err)))) return rc;
+    int64_t width = g->width[a] + (int64_t)n_heads * n;
+    if (n < 1 || width > 1 << 24 || (b >= 0 && g->width[b] != n && g->width[b] != (int64_t)n_heads * n))
+        return lr_fail(err, LR_ESHAPE, "concat: %d heads with %d values more, out of %d", n_heads, n,
+                       b >= 0 ? g->width[b] : 0);
+    lr_op op = {.kind = LR_OP_CONCAT, .in = {a, b}};
+    op.u.part.n_heads = n_heads;
+    op.u.part.n = n;
+    op.u.part.shared = b >= 0 && g->width[b] == n;
+    return new_op(g, op, (int)width, out, err);
+}
+
 /* ---- mixture of experts ---- */
 
 int lr_graph_route(lr_graph *g, int logits, const lr_route *t, const char *bias_name, int *out, lr_error *err)

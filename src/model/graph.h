@@ -61,6 +61,11 @@ int lr_graph_glu(lr_graph *, int gate, int up, lr_act act, int *out, lr_error *e
 int lr_graph_act(lr_graph *, int in, lr_act act, int *out, lr_error *err);
 int lr_graph_scale(lr_graph *, lr_op_kind kind /* SCALE, SOFTCAP */, int in, float scale, int *out, lr_error *err);
 
+/* Of each of n_heads equal parts of a row the values first .. first+n-1. */
+int lr_graph_slice(lr_graph *, int in, int n_heads, int first, int n, int *out, lr_error *err);
+/* For each of n_heads parts of a, that part and behind it the one of b, which has as many or is one for all; b < 0: n
+ * zeros. */
+int lr_graph_concat(lr_graph *, int a, int b, int n_heads, int n, int *out, lr_error *err);
 /* Mixture of experts: see backend.h. logits has one value an expert; bias_name may be NULL. The result has width
  * 2 n_used. */
 int lr_graph_route(lr_graph *, int logits, const lr_route *route, const char *bias_name, int *out, lr_error *err);

@@ -8,7 +8,7 @@ local path = os.tmpname()
 local NAMES = {
     "llama", "llama_linear", "llama_dynamic", "llama_yarn", "llama_llama3", "mistral", "qwen2", "qwen3", "gemma2", "gemma3",
     "olmo2", "phi3_short", "phi3_long", "gpt2", "granite", "smollm3", "mixtral", "qwen2moe", "qwen3moe",
-    "granitemoe", "gpt-oss",
+    "granitemoe", "gpt-oss", "deepseek_v2", "deepseek_v3",
 }
 
 local function close_to(want, logits, limit, what)
