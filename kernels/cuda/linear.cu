@@ -13,9 +13,16 @@
 #include "rows.cuh"
 #include <type_traits>
 
-// Sanitized and mutated test builds leave out what is a sibling's twin: compiling is what takes the time.
+// Sanitized test builds (1) and those of faulty copies (2) leave out what is a sibling's twin: compiling takes the
+// time.
 #ifdef LLMRUN_CUDA_FEW
 #undef CU_FORMATS
+#if LLMRUN_CUDA_FEW > 1
+#define CU_FORMATS(X)                                                                                                  \
+    X(LR_BF16, cu_bf16_t)                                                                                              \
+    X(LR_Q8_0, cu_q8_0_t)                                                                                              \
+    X(LR_Q6_K, cu_q6_k_t)
+#else
 #define CU_FORMATS(X)                                                                                                  \
     X(LR_BF16, cu_bf16_t)                                                                                              \
     X(LR_Q5_1, cu_q5_1_t)                                                                                              \
@@ -23,6 +30,7 @@
     X(LR_Q5_K, cu_q5_k_t)                                                                                              \
     X(LR_Q6_K, cu_q6_k_t)                                                                                              \
     X(LR_MXFP4, cu_mxfp4_t)
+#endif
 #endif
 
 enum { STEP = 64, PAD = 8, LD = STEP + PAD }; // values of k a step, and a row of a tile in shared memory

@@ -131,7 +131,7 @@ void test_shapes()
 void test_company()
 {
     rnd r(13);
-    for (int type : {LR_Q5_K, LR_BF16}) {
+    for (int type : {LR_Q6_K, LR_BF16}) {
         product p(r, type, 67, 1280);
         int many = small_only ? 34 : type == LR_BF16 ? 70 : 260; // beyond 256 no part of k is a block of its own
         auto x = normals(r, (size_t)many * p.k);
