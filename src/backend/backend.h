@@ -261,7 +261,7 @@ typedef struct lr_batch {
     const lr_batch_echo *echoes; /* (n_echoes), rows ascending */
     int n_out;                   /* rows whose logits are wanted */
     const int32_t *out_rows;     /* (n_out) row numbers, ascending */
-    float *logits;               /* (n_out, vocab) result */
+    float *logits;               /* (n_out, vocab) result; a device keeps it to itself if NULL */
     float *hidden;               /* (n_out, width of hidden) result, or NULL */
     lr_comm *tick;               /* its tick is called now and then while this runs; NULL = nobody's */
 } lr_batch;
@@ -273,10 +273,10 @@ typedef struct lr_kv_store lr_kv_store;
 /* The arithmetic of matrix products. Results of one are bit-identical in any company; those of two are not. */
 typedef enum lr_compute {
     LR_COMPUTE_FAST,  /* activations in 11 bits where the kernels take them in the time of 8 (AMX), else in 8; a scale
-                       * for each 32 */
+                       * for each 32. On GPUs activations in half precision (bfloat16 for weights of that type) */
     LR_COMPUTE_INT8,  /* activations in 8 bits */
     LR_COMPUTE_BF16,  /* activations in bfloat16: nearer to exact; on CPUs with AMX prompts and batches are about 1.5
-                       * times as fast, single rows slower. LR_EUNSUPPORTED elsewhere */
+                       * times as fast, single rows slower. LR_EUNSUPPORTED elsewhere; as FAST on GPUs */
     LR_COMPUTE_F32,   /* the float32 reference: exact weights, scalar kernels, slow */
     LR_COMPUTE_LOOSE, /* GPUs: whatever is fastest for the number of rows, cuBLAS among it; a row's bits then depend on
                        * its batch. Elsewhere as FAST */

@@ -121,6 +121,13 @@ static size_t cuda_room(const lr_backend *b)
     return room;
 }
 
+static bool cuda_weight_keeps(const lr_backend *b, const lr_weight *w)
+{
+    (void)b;
+    (void)w;
+    return false; /* all of it is on the device */
+}
+
 static const char *cuda_describe(const lr_backend *b) { return self(b)->text; }
 
 static const lr_backend_ops cuda_ops = {
@@ -129,6 +136,7 @@ static const lr_backend_ops cuda_ops = {
     .free = cuda_free,
     .weight_new = lr_cuda_weight_new,
     .weight_free = lr_cuda_weight_free,
+    .weight_keeps = cuda_weight_keeps,
     .kv_new = lr_cuda_kv_new,
     .kv_free = lr_cuda_kv_free,
     .kv_copy = lr_cuda_kv_copy,

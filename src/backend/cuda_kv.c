@@ -42,7 +42,7 @@ static int lay_out(lr_kv_store *kv, const lr_kv_spec *s, lr_error *err)
 {
     for (int i = 0; i < s->n_layers; i++) {
         cuda_kv_layer *l = &kv->layers[i];
-        *l = (cuda_kv_layer){.shape = s->layers[i], .type = layer_type(s->type, i)};
+        *l = (cuda_kv_layer){.shape = s->layers[i], .type = layer_type(s->type, s->first_layer + i)};
         int g = l->shape.group;
         size_t part = lr_cu_kv_bytes(l->type, l->shape.n_kv_heads, l->shape.head_dim, s->block_size);
         if (!part)

@@ -256,7 +256,7 @@ static int results(lr_plan *p, const lr_batch *b, lr_error *err)
 {
     size_t n = (size_t)b->n_out;
     cudaError_t e = cudaSuccess;
-    if (n) e = fetch(p, b->logits, p->logits, n * (size_t)p->n_vocab * sizeof(float));
+    if (n && b->logits) e = fetch(p, b->logits, p->logits, n * (size_t)p->n_vocab * sizeof(float));
     if (!e && n && b->hidden && p->hidden >= 0)
         e = fetch(p, b->hidden, p->hidden, n * (size_t)p->n_hidden * sizeof(float));
     if (!e) e = cudaStreamSynchronize(p->be->stream);

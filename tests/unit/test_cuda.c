@@ -555,6 +555,7 @@ int main(void)
         cmocka_unit_test(test_devices), cmocka_unit_test(test_full),    cmocka_unit_test(test_refused),
     };
     char path[2048] = "";
+    unsetenv("LLMRUN_DEVICE");
     sanitized = getenv("LLMRUN_TEST_SANITIZE") != NULL;
 #if defined(__SANITIZE_ADDRESS__)
     sanitized = true;

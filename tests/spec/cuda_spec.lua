@@ -1,0 +1,147 @@
+-- The CUDA backend under the whole engine, on the emulated device: tokens of the CPU, promise 1, what is said when there
+-- is no device. The plugin is libllmrun_cuda_emu.so beside the program; programs run in processes of their own.
+local core = require "llmrun.core"
+local gguf = dofile "tests/spec/gguf_support.lua"
+
+local exe = core.executable()
+local plugin = exe:match("^(.*)/") .. "/libllmrun_cuda_emu.so"
+local built = io.open(plugin, "rb")
+if built then built:close() end
+
+local function quote(s) return "'" .. s:gsub("'", "'\\''") .. "'" end
+
+-- A command of the program with variables set: output and errors, status.
+local function run(variables, ...)
+    local words = { "env", "LLMRUN_DEVICE=", "LLMRUN_CUDA_PLUGIN=" .. quote(plugin) }
+    for k, v in pairs(variables) do words[#words + 1] = k .. "=" .. quote(v) end
+    words[#words + 1] = quote(exe)
+    for _, a in ipairs { ... } do words[#words + 1] = quote(a) end
+    local p <close> = assert(io.popen(table.concat(words, " ") .. " 2>&1; echo \"|$?\""))
+    local out, status = p:read("a"):match("^(.*)|(%d+)\n$")
+    return out, tonumber(status)
+end
+
+-- Five prompts, two of them alike at the beginning, with a fork; tokens, and logits behind them to the last bit.
+local PROGRAM = [[
+local llm = require "llmrun"
+local path, device, compute, how, kv_type = ...
+local together = how == "together"
+local m = llm.load(path, { device = device, compute = compute, ctx = 128, chunk = together and 5 or 64,
+    kv = { type = kv_type, block_size = together and 4 or 16, blocks = 128, prefix_cache = together } })
+local function one(i)
+    local ids = {}
+    for k = 1, 3 + i * 5 do ids[k] = (k * 37 + i // 2 * 91) % 256 end
+    local s <close> = m:session()
+    s:append(ids)
+    local first = s:gen { max_tokens = 3, temperature = 0, ignore_eos = true }.tokens
+    local f <close> = s:fork()
+    f:append { i }
+    local l = f:logits():copy()
+    local more = s:gen { max_tokens = 2, temperature = 0, ignore_eos = true }.tokens
+    return ("%s %s %a %a %d"):format(table.concat(first, ","), table.concat(more, ","), l:get(3), l:get(200), l:argmax())
+end
+local out = together and llm.map({ 0, 1, 2, 3, 4 }, one) or {}
+for i = 0, together and -1 or 4 do out[i + 1] = one(i) end
+print(m.info.backend:match "^%a+")
+print(table.concat(out, "\n"))
+]]
+
+describe("the CUDA backend, emulated", function()
+    if not built then
+        pending "is not built here: no C++ compiler"
+        return
+    end
+    local tiny, small, program = os.tmpname(), os.tmpname(), os.tmpname()
+    os.remove(program)
+    program = program .. ".lua"
+
+    setup(function()
+        local f <close> = assert(io.open(program, "w"))
+        f:write(PROGRAM)
+        gguf.tiny(tiny)
+        -- SmolLM2's shape, one layer, a small vocabulary; tensors of one shape hold the same numbers
+        gguf.tiny(small, function(keys, tensors)
+            local width, ff, heads, kv = 576, 1536, 9, 3
+            local function set(name, v) keys.of["llama." .. name][2] = gguf.u32(v) end
+            set("block_count", 1)
+            set("embedding_length", width)
+            set("feed_forward_length", ff)
+            set("attention.head_count", heads)
+            set("attention.head_count_kv", kv)
+            local made = {}
+            for i = #tensors, 1, -1 do
+                local t = tensors[i]
+                if t[1]:find "^blk%.1%." then table.remove(tensors, i) end
+                local shape = {}
+                for k, n in ipairs(t[2]) do shape[k] = n == 64 and width or n == 96 and ff or n == 32 and kv * 64 or n end
+                local id, norm = table.concat(shape, "x"), t[1]:find "norm"
+                local scale = t[1]:find "embd" and 1 or 0.05
+                made[id] = made[id] or norm and string.pack("<f", 1):rep(shape[1])
+                    or gguf.random(shape[1] * (shape[2] or 1), 7 + #id, scale)
+                t[2], t[3] = shape, made[id]
+            end
+        end)
+    end)
+    teardown(function()
+        for _, path in ipairs { tiny, small, program } do os.remove(path) end
+    end)
+
+    local function tokens(text)
+        local list = {}
+        for line in text:gmatch "[^\n]+" do list[#list + 1] = line:match "^([%d,]+ [%d,]+) " end
+        return list
+    end
+
+    for _, name in ipairs { "tiny", "small" } do
+        it("gives the CPU's tokens for a " .. name .. " model", function()
+            local path = name == "tiny" and tiny or small
+            local want, s1 = run({}, program, path, "cpu", "f32", "alone", "f32")
+            assert.equal(0, s1, want)
+            local got, s2 = run({}, program, path, "cuda:0", "f32", "together", "f32")
+            assert.equal(0, s2, got)
+            assert.matches("^cpu\n", want)
+            assert.matches("^cuda\n", got)
+            assert.equal(5, #tokens(want))
+            assert.same(tokens(want), tokens(got))
+        end)
+    end
+
+    it("gives the same bits alone and in any company", function()
+        for _, kv_type in ipairs { "f16", "q8_0" } do
+            local want, s1 = run({}, program, tiny, "cuda:0", "fast", "alone", kv_type)
+            assert.equal(0, s1, want)
+            local got, s2 = run({ LLMRUN_DEVICE = "cuda:0" }, program, tiny, "auto", "fast", "together", kv_type)
+            assert.equal(0, s2, got)
+            assert.equal(want, got)
+        end
+    end)
+
+    it("says what is missing", function()
+        local function fails(pattern, variables, device)
+            local out, status = run(variables, "run", "-m", tiny, "--raw", "-p", "x", "-n", "1", "--device", device)
+            assert.equal(1, status, out)
+            assert.matches(pattern, out)
+            assert.matches("^llmrun run: ", out)
+        end
+        fails("there is no cuda:3: this process sees 2 GPUs, the last is cuda:1", { EMU_DEVICES = "2" }, "cuda:3")
+        fails("the NVIDIA driver finds no GPU", { EMU_DEVICES = "0" }, "cuda:0")
+        fails("cuda:0 is full: .* needs %d+ bytes .* are free", { EMU_MEMORY = "100000" }, "cuda:0")
+        fails("device 'cuda:one' is not known", {}, "cuda:one")
+        fails("there is no file /no/such%.so", { LLMRUN_CUDA_PLUGIN = "/no/such.so" }, "cuda:0")
+        local other = program .. ".so" -- a file that is no plugin
+        local f = assert(io.open(other, "w"))
+        f:write "nothing"
+        f:close()
+        fails("can't be opened", { LLMRUN_CUDA_PLUGIN = other }, "cuda:0")
+        os.remove(other)
+    end)
+
+    it("falls back to the CPU only if asked", function()
+        local out, status = run({ EMU_DEVICES = "0" }, program, tiny, "auto", "fast", "alone", "f16")
+        assert.equal(0, status, out)
+        assert.matches("^cpu\n", out)
+        out, status = run({ LLMRUN_DEVICE = "cpu" }, program, tiny, "auto", "fast", "alone", "f16")
+        assert.equal(0, status, out)
+        assert.matches("^cpu\n", out)
+    end)
+end)
