@@ -116,6 +116,17 @@ describe("several processes", function()
         check(name, "q8_0", { "2 --tp 2", "2 --pp 2" })
     end)
 
+    it("on two hosts say what one process says #slow", function()
+        local _, lacking = sh "[ $(id -u) = 0 ] && command -v ip tc unshare >/dev/null && unshare -un true 2>/dev/null"
+        if lacking ~= 0 then return pending "network namespaces need root, iproute2, and a kernel that has them" end
+        local rest = (" %s %s f16 %s/saved"):format(program, tiny, folder)
+        local want = run(self .. rest)
+        local got, err, status = run(("scripts/two_hosts --ranks 2 %s --tp 2 --pp 2 --micro-rows 16%s"):format(self, rest))
+        assert.equal(0, status, err)
+        assert.equal(want, got)
+        assert.matches("ranks tp 2 pp 2", err)
+    end)
+
     it("refuse what heads can't be split into, with the counts that can", function() -- B55
         for _, n in ipairs(sanitized and { 3 } or { 3, 16 }) do
             local out, err, status, seconds = run(mpirun(n, ("%s %s f16 %s/saved"):format(program, tiny, folder)))

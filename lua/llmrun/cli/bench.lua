@@ -7,6 +7,7 @@ local load = require "llmrun.cli.bench_load"
 local limits = require "llmrun.cli.bench_limits"
 local bench_url = require "llmrun.cli.bench_url"
 local bench_spec = require "llmrun.cli.bench_spec"
+local ranks = require "llmrun.cli.bench_ranks"
 
 local M = {
     summary = "measures prefill and decode speed, and speed under load",
@@ -107,14 +108,15 @@ local function measure_decode(model, n, depth, batch, salt)
 end
 
 --- fn(i) once to warm up and then `times` times: the list of its results.
-local function repeated(times, what, progress, fn)
-    local list = {}
+local function repeated(times, what, progress, model, fn)
+    local list, before = {}, nil
     for i = 0, times do
         progress(("%s: %d of %d"):format(what, i, times))
         local v = fn(i)
-        if i > 0 then list[i] = v end
+        if i > 0 then list[i] = v else before = model:stats().ranks end
     end
     progress()
+    list.ranks, list.line = ranks.share(before, model:stats().ranks)
     return list
 end
 
@@ -127,12 +129,14 @@ local function report(o, record, prefill, decode, sight)
         local mean, sd, median = common.statistics(prefill)
         record.prefill, record.prefill_tps, record.prefill_sd = o.prefill, round(mean), round(sd)
         record.prefill_median = round(median)
+        record.prefill_ranks = prefill.ranks
         if sight then prefill_share = limits.add_prefill(record, sight.best, sight.work, median) end
     end
     if decode then
         local mean, sd, median = common.statistics(decode)
         record.decode, record.decode_tps, record.decode_sd = o.decode, round(mean), round(sd)
         record.decode_median = round(median)
+        record.decode_ranks = decode.ranks
         if sight then
             decode_share = limits.add_decode(record, sight.best, sight.work, median, o.depth + o.decode // 2,
                 record.kv_type, record.kv_value_type)
@@ -145,10 +149,12 @@ local function report(o, record, prefill, decode, sight)
     if prefill then
         print(("prefill %5d tokens            %9.1f tokens/s  +- %6.1f  median %9.1f   %s"):format(o.prefill,
             record.prefill_tps, record.prefill_sd, record.prefill_median, prefill_share or ""))
+        if prefill.line then print("        " .. prefill.line) end
     end
     if decode then
         print(("decode  %5d tokens, batch %3d %9.1f tokens/s  +- %6.1f  median %9.1f   %s"):format(o.decode,
             record.batch, record.decode_tps, record.decode_sd, record.decode_median, decode_share or ""))
+        if decode.line then print("        " .. decode.line) end
     end
 end
 
@@ -171,11 +177,11 @@ function M.run(o)
     if not o.json then print(("%s, %s"):format(model.info.name, model.info.backend)) end
     local work = not o.no_limits and limits.work(model.info.path) or nil
     local best = work and limits.measure(o)
-    local prefill = o.prefill > 0 and repeated(o["repeat"], "prefill", progress, function(i)
+    local prefill = o.prefill > 0 and repeated(o["repeat"], "prefill", progress, model, function(i)
         return measure_prefill(model, o.prefill, i)
     end) or nil
     for k, batch in ipairs(sizes) do
-        local decode = o.decode > 0 and repeated(o["repeat"], "decode", progress, function(i)
+        local decode = o.decode > 0 and repeated(o["repeat"], "decode", progress, model, function(i)
             return measure_decode(model, o.decode, o.depth, batch, i)
         end) or nil
         local _, peak = core.memory()
