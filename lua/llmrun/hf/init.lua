@@ -29,7 +29,7 @@ end
 local function read_json(path, name)
     local text = read(path, name)
     if not text then return nil end
-    local v, err = json.decode(text, { max_values = 30000000 })
+    local v, err = json.decode(text, { max_values = 8000000 })
     if v == nil then fail("format", "%s: %s", name, err) end
     if type(v) ~= "table" or json.is_array(v) then fail("format", "%s: an object is needed", name) end
     return v

@@ -196,8 +196,8 @@ function M.make(core, c)
         local part, from
         if m.make then
             m.make(m, function(name, parts, stack)
-                local t = parts[1].kind == "mxfp4" and "MXFP4" or nil
-                for _, x in pairs(m.parts) do t = t or x.dtype end
+                local t = parts[1].kind == "mxfp4" and "MXFP4"
+                for _, x in pairs(m.parts) do t = t or x.name == parts[1].w and x.dtype end
                 add(r, m.name .. "." .. name, parts, stack, t)
             end)
         else
