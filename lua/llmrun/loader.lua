@@ -66,7 +66,8 @@ local function traceback(e)
   return debug.traceback(place(e), 2)
 end
 
-local function build(file, path, opts)
+-- hold.graph: what is to be freed if it fails.
+local function build(file, path, opts, hold)
   local vocab, err, code = file:vocab()
   if not vocab then return nil, err, code end
   local hp = hparams.read(file, #vocab, opts.ctx)
@@ -77,6 +78,7 @@ local function build(file, path, opts)
     parted = opts.parted }
   graph, err, code = core.graph_new(file.core or file, backend)
   if not graph then return nil, err, code end
+  hold.graph = graph
   local g = Graph.new(graph)
   local logits, hidden = script(g, hp)
   if getmetatable(logits) ~= Graph.Node then error("an architecture script must return the node of the logits", 0) end
@@ -126,11 +128,14 @@ end
 function loader.open_here(path, opts)
   local file, err, code = loader.file(path)
   if not file then return nil, err, code end
-  local r = table.pack(xpcall(build, traceback, file, path, opts))
+  local hold = {}
+  local r = table.pack(xpcall(build, traceback, file, path, opts, hold))
   local message, kind = r[3], r[4]
   if r[1] and r[2] then return r[2], r[3] end
   if not r[1] then message, kind = describe_error(r[2]) end
   if file.explain then message = file:explain(message) end
+  if hold.graph then hold.graph:close() end -- not when the collector comes by
+  file:close()
   return nil, ("%s: %s"):format(path, message), kind
 end
 

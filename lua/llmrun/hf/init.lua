@@ -82,7 +82,7 @@ local function check_index(files, map)
     end
 end
 
-local function open(path)
+local function open(path, hold)
     local text = read(path, "config.json", 4 << 20)
     if not text then fail("not_found", "the folder has no config.json") end
     local self = setmetatable({ path = path, text = text }, Folder)
@@ -91,6 +91,7 @@ local function open(path)
     self.generation = read_json(path, "generation_config.json")
     local names, map = weight_files(path)
     self.core = core.folder_new()
+    hold.core = self.core
     for _, name in ipairs(names) do
         local ok, err, code = self.core:open(path .. "/" .. name)
         if not ok then fail(code, "%s", err) end
@@ -103,8 +104,10 @@ end
 --- Opens a folder: an object, or nil, text, code.
 ---@param path string
 function M.open(path)
-    local ok, r = pcall(open, (path:gsub("/+$", "")))
+    local hold = {}
+    local ok, r = pcall(open, path:match("^(.-)/+$") or path, hold)
     if ok then return r end
+    if hold.core then hold.core:close() end
     if type(r) == "table" and r.message then return nil, r.message, r.code end
     error(r, 0)
 end
