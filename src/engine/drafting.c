@@ -9,6 +9,7 @@
  */
 #include "base/mem.h"
 #include "engine/speculate_int.h"
+#include "model/adapter.h"
 #include "sample/row.h"
 #include <math.h>
 #include <string.h>
@@ -173,7 +174,7 @@ static bool exit_pass(lr_engine *e, const struct lr_spec_exit *x, int n, int pla
         int pos = place ? q->len + place - 1 : q->kv.computed;
         if (j->pending < 1 || j->k <= place || b.n_rows + j->pending > x->max_rows) continue;
         lr_batch_seq *s = &e->batch[b.n_seqs];
-        *s = (lr_batch_seq){.row = b.n_rows, .n = j->pending, .pos = pos};
+        *s = (lr_batch_seq){.row = b.n_rows, .n = j->pending, .pos = pos, .lora = lr_adapter_lora(q->lora)};
         for (int g = 0; g < e->model->n_groups; g++) s->table[g] = q->kv.block[g];
         memcpy(e->rows + b.n_rows, q->tokens + pos, (size_t)j->pending * sizeof *e->rows);
         b.n_rows += j->pending;

@@ -160,6 +160,23 @@ describe("an adapter", function()
     end)
     end
 
+    it("is there for drafts of the model's first layers and for what they are judged by", function()
+        local m <close>, whole = load("llama", {})
+        local a <close> = m:adapter(write_peft("peft", support.case "lora_llama"))
+        local function run(speculate)
+            m:drop_cached()
+            local s <close> = m:session { adapter = a }
+            s:append(whole.prompt)
+            local r = s:gen { max_tokens = 24, temperature = 0, ignore_eos = true, logprobs = true, speculate = speculate }
+            local bits = {}
+            for i, t in ipairs(r.logprobs) do bits[i] = ("%d:%a"):format(t.id, t.logprob) end
+            return bits
+        end
+        local plain = run "off"
+        assert.same(plain, run "ngram")
+        assert.same(plain, run { method = "early_exit", layers = 1 })
+    end)
+
     it("stays with its sessions and forks when it is closed, and is needed to restore them", function()
         local m <close>, whole = load "llama"
         local a = m:adapter(write_peft("peft", support.case "lora_llama"))
