@@ -223,8 +223,9 @@ describe("several processes", function()
     end)
 
     it("all end on Ctrl-C", function()
-        local path = script(endless:format(tiny, ""))
-        local _, err, _, seconds = run("timeout -s INT 3 " .. mpirun(2, "--pp 2 " .. path))
+        local path = script(endless:format(tiny, ("io.open('%s/begun', 'w'):close()"):format(folder)))
+        local _, err, _, seconds = run(([[sh -c '%s & p=$!; while [ ! -e %s/begun ]; do sleep 0.1; done
+            kill -INT $p; wait $p']]):format(mpirun(2, "--pp 2 " .. path), folder))
         assert.matches("begun", err)
         assert.is_true(seconds < 200 or sanitized, seconds .. " s")
         assert.is_true(nobody_left())
