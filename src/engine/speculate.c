@@ -384,7 +384,7 @@ static void lay_tree(lr_engine *e, struct lr_spec_item *it, lr_spec_tree *t)
     const lr_spec_choice *c = &it->choice;
     int k = it->pace.k, most = r->info.max_tokens - r->info.n_generated - 1;
     if (c->method == LR_SPEC_HEADS) {
-        *t = it->sides;
+        if (k > 0) *t = it->sides; /* else they are of another step */
         trim_tree(r, t, 0, most);
         return;
     }

@@ -160,6 +160,14 @@ describe("heads", function()
             end
         end
         assert.is_true(drafted > 100)
+        -- random heads are never right, so that is noticed, and they are asked seldom (but for odd times of steps)
+        local fewest = 120
+        for _ = 1, 8 do
+            local r = both(m, { max_tokens = 120, temperature = 0, ignore_eos = true }, "heads")
+            fewest = math.min(fewest, r.speculation and r.speculation.drafts or 0)
+            if fewest < 80 then break end
+        end
+        assert.is_true(fewest < 80, tostring(fewest))
         both(m, { regex = "[a-f]{20}", temperature = 1, seed = 3, max_tokens = 40 },
             { method = "heads", fixed = true, k = 24 })
         both(m, { max_tokens = 30, temperature = 0 }, function(ctx) return ctx.n_generated % 2 == 0 and 9 or false, "heads" end)
