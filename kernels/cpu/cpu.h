@@ -16,30 +16,37 @@
 #define LR_QBLK  32 /* values of an activation block */
 #define LR_STRIP 16 /* output features that are packed together */
 
-/* Rows of activations as the products take them. k is a multiple of 32. Two forms:
+/* Rows of activations as the products take them. k is a multiple of 32. The forms:
  *   8 bits   x[r][i] ~ scale[r][i / 32] * q[r][i]. scale = max|x| / 127 of the block (0 for an all-zero block), q =
- * round to nearest even, in -127..127. Every table takes it. 11 bits  (fine) x[r][i] ~ scale[r][i / 32] * v, scale =
- * max|x| / 1016, v = 8 high + low with low in -4..3. q is (m, k/32, 64): the 32 high parts of a block, then its 32 low
- * parts; sum16 are sums of v. Tables whose `fine` is set take it in almost the time of 8 bits; the error is an eighth.
+ *            round to nearest even, in -127..127. Every table takes it.
+ *   11 bits  (fine) x[r][i] ~ scale[r][i / 32] * v, scale = max|x| / 1016, v = 8 high + low with low in -4..3. q is
+ *            (m, k/32, 64): the 32 high parts of a block, then its 32 low parts; sum16 are sums of v. Tables whose
+ *            `fine` is set take it in almost the time of 8 bits; the error is an eighth.
+ *   14 bits  (wide) for weights of super-blocks, k a multiple of 256: x[r][i] ~ scale[r][i / 256] * v, scale =
+ *            max|x| / 8128, v = 64 high + low with low in -32..31. q is (m, k/64, 128): 64 high parts, then 64 low
+ *            parts. sum16 is (m, k/32, 4): sums of a block's halves, of high parts, then of low parts. The same tables.
  *   bf16     h, the same values rounded to bfloat16, with q, scale and sum16 unused. Tables whose `bf16` is set take it
- * when h is not NULL: many rows are then more than twice as fast, and the result is nearer to the exact one. */
+ *            when h is not NULL: many rows are then faster, few rows slower. */
 typedef struct lr_qact {
-    int8_t *q;      /* (m, k) */
-    float *scale;   /* (m, k/32) */
-    int16_t *sum16; /* (m, k/16) sums of 16 consecutive q */
+    int8_t *q;      /* (m, k), fine and wide (m, 2 k) */
+    float *scale;   /* (m, k/32), wide (m, k/256) */
+    int16_t *sum16; /* (m, k/16) sums of 16 consecutive q, wide (m, k/8) */
     int k;
     uint16_t *h; /* (m, k), or NULL */
     bool fine;   /* q holds 11 bits */
+    bool wide;   /* q holds 14 bits */
 } lr_qact;
 
-/* The same rows, `at` values (a multiple of 32) further on. */
+#define LR_WIDE 256 /* values of a block of 14 bits */
+
+/* The same rows, `at` values (a multiple of a block) further on. */
 static inline lr_qact lr_qact_at(lr_qact a, size_t at)
 {
     if (a.h) a.h += at;
     if (!a.q) return a;
-    a.q += a.fine ? 2 * at : at;
-    a.scale += at / 32;
-    a.sum16 += at / 16;
+    a.q += a.fine || a.wide ? 2 * at : at;
+    a.scale += at / (a.wide ? LR_WIDE : LR_QBLK);
+    a.sum16 += at / (a.wide ? 8 : 16);
     return a;
 }
 
@@ -98,7 +105,7 @@ typedef struct lr_attn_task {
 typedef struct lr_cpu_kernels {
     const char *name;        /* "scalar", "avx2", "avx512", "amx" */
     bool (*supported)(void); /* can this machine run it (cpuid, and the OS permission for AMX) */
-    bool fine;               /* takes rows of 11 bits, in almost the time of 8 */
+    bool fine;               /* takes rows of 11 and 14 bits, in almost the time of 8 */
     bool bf16;               /* takes rows in bf16 (lr_qact.h); bits then differ from the 8-bit form's */
 
     /* ---- matrix product (gemm_*.c) ---- */
@@ -111,8 +118,8 @@ typedef struct lr_cpu_kernels {
                  int s0, int s1);
     /* In a few words, how gemm does m rows of w: for people. Only w->packed, w->type and qa's form are looked at. */
     const char *(*way)(const lr_gemm_w *w, const lr_qact *qa, int m);
-    /* x (m, k) with row stride ldx -> qa rows 0..m-1, columns c0..c1-1 (multiples of 32); fills h if it is there and
-     * the table takes it, else the 8-bit form. */
+    /* x (m, k) with row stride ldx -> qa rows 0..m-1, columns c0..c1-1 (multiples of a block); fills h if it is there
+     * and the table takes it, else the integer form that qa says. */
     void (*quantize)(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1);
 
     /* ---- rows (rows_*.c): each works on one row ---- */
@@ -163,6 +170,7 @@ const lr_cpu_kernels *lr_cpu_table(const char *name);
 
 /* Packing (pack.c), the same for all tables. */
 size_t lr_pack_strip_bytes(int type, int k); /* 0 = the type is not packed */
+bool lr_pack_super(int type);                /* packed in super-blocks: takes rows of 14 bits in place of 11 */
 /* Packs strips s0..s1-1 of a matrix of n rows that lie row_bytes apart in the file's format. */
 void lr_pack_strips(int type, const void *src, size_t row_bytes, int n, int k, void *dst, int s0, int s1);
 

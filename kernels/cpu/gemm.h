@@ -18,7 +18,12 @@
  * block): sub = 32   acc = fma((float)sum (u - zero) q,  S * s_x,  acc), S = d or d * sc (exact in float32) with
  * minima: acc = fma(M, s_x * (float)sum q, acc), M = m or -(dmin * sm) sub = 16   acc = fma((float)(sc_0 sum_0 + sc_1
  * sum_1),  d * s_x,  acc), sum_0 and sum_1 over 16 k each with minima: acc = fma((float)(t_0 sum q_0 + t_1 sum q_1),
- * -dmin * s_x,  acc) The integers are exact in every instruction set and below 2^24, so all tables agree bit for bit.
+ * -dmin * s_x,  acc) The integers are exact in every instruction set
+ * and below 2^24, so all tables agree bit for bit.
+ *
+ * Rows of 14 bits (wide) take super-blocks at once: H = sum sc (u - zero) high, L = sum sc (u - zero) low, T = sum t
+ * (64 high + low), t the sub-minima, over all 256 k. The integers are exact in 32 bits. Then
+ *     acc = fma(fma(64, (float)H, (float)L), d * s_x, acc), with minima: acc = fma((float)T, -dmin * s_x, acc)
  */
 #ifndef LR_KERNELS_CPU_GEMM_H
 #define LR_KERNELS_CPU_GEMM_H
@@ -34,21 +39,23 @@ typedef struct lr_form {
     int lut; /* 0: u is the value; else the codebook, a row of lr_form_lut */
 } lr_form;
 
-/* type, main, extra, sub, zero, super, min, e8m0, lut. The list is the only place that knows a format by name, apart
- * from pack.c; kernels are instantiated from it. */
-#define LR_FORM_LIST(X)                                                                                                \
-    X(Q4_0, 4, 0, 32, 8, 0, 0, 0, 0)                                                                                   \
-    X(Q4_1, 4, 0, 32, 0, 0, 1, 0, 0)                                                                                   \
-    X(Q5_0, 4, 1, 32, 16, 0, 0, 0, 0)                                                                                  \
-    X(Q5_1, 4, 1, 32, 0, 0, 1, 0, 0)                                                                                   \
-    X(Q8_0, 8, 0, 32, 128, 0, 0, 0, 0)                                                                                 \
+/* type, main, extra, sub, zero, super, min, e8m0, lut. The lists (super-blocks, all) are the only place that knows a
+ * format by name, apart from pack.c; kernels are instantiated from it. */
+#define LR_SUPER_LIST(X)                                                                                               \
     X(Q2_K, 2, 0, 16, 0, 1, 1, 0, 0)                                                                                   \
     X(Q3_K, 2, 1, 16, 4, 1, 0, 0, 0)                                                                                   \
     X(Q4_K, 4, 0, 32, 0, 1, 1, 0, 0)                                                                                   \
     X(Q5_K, 4, 1, 32, 0, 1, 1, 0, 0)                                                                                   \
     X(Q6_K, 4, 2, 16, 32, 1, 0, 0, 0)                                                                                  \
+    X(IQ4_XS, 4, 0, 32, 128, 1, 0, 0, 1)
+#define LR_FORM_LIST(X)                                                                                                \
+    LR_SUPER_LIST(X)                                                                                                   \
+    X(Q4_0, 4, 0, 32, 8, 0, 0, 0, 0)                                                                                   \
+    X(Q4_1, 4, 0, 32, 0, 0, 1, 0, 0)                                                                                   \
+    X(Q5_0, 4, 1, 32, 16, 0, 0, 0, 0)                                                                                  \
+    X(Q5_1, 4, 1, 32, 0, 0, 1, 0, 0)                                                                                   \
+    X(Q8_0, 8, 0, 32, 128, 0, 0, 0, 0)                                                                                 \
     X(IQ4_NL, 4, 0, 32, 128, 0, 0, 0, 1)                                                                               \
-    X(IQ4_XS, 4, 0, 32, 128, 1, 0, 0, 1)                                                                               \
     X(MXFP4, 4, 0, 32, 128, 0, 0, 1, 2)
 #define LR_FORM(main, extra, sub, zero, super, min, e8m0, lut)                                                         \
     ((lr_form){main, extra, sub, zero, super, min, e8m0, lut})
@@ -85,7 +92,8 @@ static inline lr_strip lr_strip_at(const lr_parts *p, const lr_gemm_w *w, int st
  *   a < 1e-36       scale = 0,       q = 0
  *   a not finite    scale = NaN,     q = 0      (so that a row with a NaN or an infinity gives NaN, not noise)
  *   else            scale = a / 127, q = x * (127 / a) rounded to nearest even
- * Rows of 11 bits: 1016 in place of 127; the integer v is kept as high = floor((v + 4) / 8) and low = v - 8 high. */
+ * Rows of 11 bits: 1016 in place of 127; the integer v is kept as high = floor((v + 4) / 8) and low = v - 8 high.
+ * Rows of 14 bits: blocks of 256, 8128 in place of 127; high = floor((v + 32) / 64), low = v - 64 high. */
 #define LR_QUANT_TINY 1e-36f
 void lr_quantize_scalar(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1);
 void lr_quantize_avx2(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1);

@@ -1,4 +1,4 @@
-/* gemm_amx.h - what the two AMX products share: the tile configuration, and who does what. */
+/* gemm_amx.h - what the AMX products share: the tile configuration, and who does what. */
 #ifndef LR_KERNELS_CPU_GEMM_AMX_H
 #define LR_KERNELS_CPU_GEMM_AMX_H
 #include "cpu/cpu.h"
@@ -21,6 +21,8 @@ static inline void lr_tiles_load(const lr_tile_config *c) { __asm__ volatile("ld
 void lr_gemm_bf16_amx(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1);
 /* Packed weights, rows of 11 bits, more rows than FEW. */
 void lr_gemm_fine_amx(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1);
+/* Packed weights of super-blocks, rows of 14 bits, more rows than FEW. */
+void lr_gemm_wide_amx(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1);
 void lr_quantize_bf16_amx(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1);
 
 #endif

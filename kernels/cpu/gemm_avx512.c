@@ -7,27 +7,16 @@
  */
 #include "cpu/gemm_avx512.h"
 
-enum {
-    AHEAD = 32768, /* bytes to prefetch ahead */
-    SIDE = 4,      /* rows whose products run side by side */
-};
+enum { SIDE = 4 }; /* rows whose products run side by side */
 
 /* ---- few rows ---- */
-
-/* Bytes of a block of a strip, with its share of the scales, rounded down. */
-INLINE size_t form_bytes(const lr_form f)
-{
-    const size_t values = (size_t)(f.main + f.extra) * 64, scale = f.e8m0 ? 16 : f.min ? 64 : 32;
-    const size_t sub = f.super ? (size_t)(32 / f.sub) * 16 + (f.min && f.sub == 32 ? 16 : 0) : 0;
-    return values + sub + scale / (f.super ? 8 : 1);
-}
 
 INLINE void few(const lr_form f, const bool fine, const int nr, const lr_strip *st, const lr_qact *qa, size_t row,
                 float *y, size_t ldy, __mmask16 mask)
 {
     const int blocks = qa->k / 32;
     /* all parts of the strip, evenly: a block's scales lie far from its values */
-    const uint8_t *ahead = st->q + AHEAD;
+    const uint8_t *ahead = st->q + FEW_AHEAD;
     const size_t step = form_bytes(f);
     const row_bases x = bases_of(qa, row);
     __m512 acc[FEW];

@@ -138,6 +138,16 @@ INLINE void rows_prepare(const lr_form f, const int zero, const int nr, const lr
     }
 }
 
+enum { FEW_AHEAD = 32768 }; /* bytes of packed weights to prefetch ahead */
+
+/* Bytes of a block of a strip, with its share of the scales, rounded down. */
+INLINE size_t form_bytes(const lr_form f)
+{
+    const size_t values = (size_t)(f.main + f.extra) * 64, scale = f.e8m0 ? 16 : f.min ? 64 : 32;
+    const size_t sub = f.super ? (size_t)(32 / f.sub) * 16 + (f.min && f.sub == 32 ? 16 : 0) : 0;
+    return values + sub + scale / (f.super ? 8 : 1);
+}
+
 INLINE __mmask16 strip_mask(const lr_gemm_w *w, int s)
 {
     const int left = w->n - s * LR_STRIP;
@@ -154,7 +164,7 @@ typedef struct row_bases {
 
 INLINE row_bases bases_of(const lr_qact *qa, size_t row)
 {
-    const size_t k = (size_t)qa->k * (qa->fine ? 2 : 1);
+    const size_t k = (size_t)qa->k * (qa->fine || qa->wide ? 2 : 1);
     const int8_t *p = qa->q + row * k;
     return (row_bases){{p, p + 3 * k, p + 6 * k}, k};
 }
@@ -186,6 +196,9 @@ INLINE __m512 add_block(const lr_form f, const scales512 *s, const rows512 *ri, 
 const char *lr_way_avx512(const lr_gemm_w *w, const lr_qact *qa, int m);
 /* At most FEW rows of packed weights. */
 void lr_gemm_few_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1);
+
+/* The same for rows of 14 bits. */
+void lr_gemm_few_wide_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1);
 
 /* ---- many rows (gemm_many_avx512.c) ---- */
 

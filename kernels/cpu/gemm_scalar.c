@@ -105,6 +105,70 @@ static void add_block(const lr_form *f, const block *w, const lr_qact *qa, int r
     }
 }
 
+/* ---- rows of 14 bits: whole super-blocks ---- */
+
+/* Sub-scale (or, minima, sub-minimum) of half `half` of block b, feature j. */
+static int sub_at(const lr_form *f, const lr_strip *s, bool minima, size_t b, int half, size_t j)
+{
+    if (f->sub == 32) return minima ? s->sm[b * 16 + j] : (int8_t)s->sc[b * 16 + j];
+    const uint8_t x = s->sc[(2 * b + (size_t)half) * 16 + j];
+    return !f->min ? (int8_t)x : minima ? x >> 4 : x & 15;
+}
+
+typedef struct wide_sums {
+    int h[LR_STRIP], l[LR_STRIP], t[LR_STRIP];
+} wide_sums;
+
+static void add_wide(const lr_form *f, const block *w, const lr_strip *s, const lr_qact *qa, size_t row, size_t b,
+                     wide_sums *o)
+{
+    const size_t at = row * (size_t)qa->k + b * 32;
+    const int8_t *q = qa->q + 2 * (at & ~(size_t)63) + at % 64;
+    const int16_t *sum = qa->sum16 + at / 8;
+    for (int k = 0; k < 32; k++)
+        for (size_t j = 0; j < LR_STRIP; j++) {
+            const int v = sub_at(f, s, false, b, k / 16, j) * w->v[k][j];
+            o->h[j] += v * q[k];
+            o->l[j] += v * q[64 + k];
+        }
+    for (int half = 0; f->min && half < 2; half++)
+        for (size_t j = 0; j < LR_STRIP; j++)
+            o->t[j] += sub_at(f, s, true, b, half, j) * (64 * sum[half] + sum[2 + half]);
+}
+
+static void gemm_wide(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
+{
+    const lr_form *f = lr_form_of(w->type);
+    const lr_parts parts = lr_form_parts(f, w->k);
+    block o;
+    for (int s = s0; s < s1; s++) {
+        const lr_strip strip = lr_strip_at(&parts, w, s);
+        int n = w->n - s * LR_STRIP < LR_STRIP ? w->n - s * LR_STRIP : LR_STRIP;
+        for (int r0 = 0; r0 < m; r0 += TILE) {
+            int nr = m - r0 < TILE ? m - r0 : TILE;
+            float acc[TILE][LR_STRIP] = {{0}};
+            for (size_t sb = 0; sb < (size_t)w->k / LR_WIDE; sb++) {
+                wide_sums sums[TILE] = {0};
+                for (size_t b = 8 * sb; b < 8 * sb + 8; b++) {
+                    unpack_values(f, &strip, b, &o);
+                    for (int r = 0; r < nr; r++) add_wide(f, &o, &strip, qa, (size_t)(r0 + r), b, &sums[r]);
+                }
+                for (int r = 0; r < nr; r++) {
+                    const float sx = qa->scale[(size_t)(r0 + r) * ((size_t)w->k / LR_WIDE) + sb];
+                    for (size_t j = 0; j < LR_STRIP; j++) {
+                        const float t = fmaf(64, (float)sums[r].h[j], (float)sums[r].l[j]);
+                        acc[r][j] = fmaf(t, half_at(strip.d, sb * 16 + j) * sx, acc[r][j]);
+                        if (f->min)
+                            acc[r][j] = fmaf((float)sums[r].t[j], -half_at(strip.m, sb * 16 + j) * sx, acc[r][j]);
+                    }
+                }
+            }
+            for (int r = 0; r < nr; r++)
+                memcpy(y + (size_t)(r0 + r) * ldy + (size_t)s * LR_STRIP, acc[r], (size_t)n * sizeof(float));
+        }
+    }
+}
+
 static void gemm_packed(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
 {
     const lr_form *f = lr_form_of(w->type);
@@ -169,7 +233,9 @@ static void gemm_plain(const lr_gemm_w *w, const float *x, size_t ldx, int m, fl
 static void gemm(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t ldx, int m, float *y, size_t ldy,
                  int s0, int s1)
 {
-    if (w->packed)
+    if (w->packed && qa->wide)
+        gemm_wide(w, qa, m, y, ldy, s0, s1);
+    else if (w->packed)
         gemm_packed(w, qa, m, y, ldy, s0, s1);
     else
         gemm_plain(w, xf, ldx, m, y, ldy, s0 * LR_STRIP, s1 * LR_STRIP < w->n ? s1 * LR_STRIP : w->n);

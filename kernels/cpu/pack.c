@@ -43,6 +43,12 @@ size_t lr_pack_strip_bytes(int type, int k)
     return f && k > 0 && k % (f->super ? 256 : 32) == 0 ? lr_form_parts(f, k).end : 0;
 }
 
+bool lr_pack_super(int type)
+{
+    const lr_form *f = lr_form_of(type);
+    return f && f->super;
+}
+
 /* ---- 32 values of a row, as bytes; p: the file's block, b: which 32 of a super-block ---- */
 
 static void nibbles(const uint8_t *q, uint8_t *u)

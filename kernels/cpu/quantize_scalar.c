@@ -6,21 +6,27 @@
 #include <math.h>
 #include <string.h>
 
-static void block(const float *x, int8_t *q, bool fine, float *scale, int16_t *sum16)
+static float top_of(const float *x, int n)
 {
     uint32_t top = 0;
-    for (int i = 0; i < LR_QBLK; i++) {
+    float a;
+    for (int i = 0; i < n; i++) {
         uint32_t u;
         memcpy(&u, x + i, 4);
         u &= 0x7FFFFFFF;
         top = u > top ? u : top;
     }
-    float a;
     memcpy(&a, &top, 4);
+    return a; /* may be infinite, or no number */
+}
+
+static void block(const float *x, int8_t *q, bool fine, float *scale, int16_t *sum16)
+{
+    const float a = top_of(x, LR_QBLK);
     sum16[0] = sum16[1] = 0;
-    if (top >= 0x7F800000 || a < LR_QUANT_TINY) {
+    if (!isfinite(a) || a < LR_QUANT_TINY) {
         memset(q, 0, fine ? 2 * LR_QBLK : LR_QBLK);
-        *scale = top >= 0x7F800000 ? NAN : 0;
+        *scale = !isfinite(a) ? NAN : 0;
         return;
     }
     const float steps = fine ? 1016.0f : 127.0f, inv = steps / a,
@@ -35,8 +41,34 @@ static void block(const float *x, int8_t *q, bool fine, float *scale, int16_t *s
     }
 }
 
+static void wide_block(const float *x, int8_t *q, float *scale, int16_t *sum)
+{
+    const float a = top_of(x, LR_WIDE), magic = 0x1.8p23f;
+    const bool good = isfinite(a) && a >= LR_QUANT_TINY;
+    memset(sum, 0, LR_WIDE / 8 * sizeof *sum);
+    memset(q, 0, 2 * LR_WIDE);
+    *scale = !isfinite(a) ? NAN : good ? a / 8128.0f : 0;
+    if (!good) return;
+    const float inv = 8128.0f / a;
+    for (int i = 0; i < LR_WIDE; i++) {
+        const float r = (x[i] * inv + magic) - magic;
+        const int v = (int)r, high = (v + 8224) / 64 - 128, low = v - 64 * high;
+        q[i / 64 * 128 + i % 64] = (int8_t)high;
+        q[i / 64 * 128 + 64 + i % 64] = (int8_t)low;
+        int16_t *s = sum + i / 32 * 4 + i % 32 / 16;
+        s[0] = (int16_t)(s[0] + high);
+        s[2] = (int16_t)(s[2] + low);
+    }
+}
+
 void lr_quantize_scalar(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1)
 {
+    for (size_t r = 0; qa.wide && r < (size_t)m; r++)
+        for (size_t c = (size_t)c0; c < (size_t)c1; c += LR_WIDE) {
+            size_t at = r * (size_t)qa.k + c;
+            wide_block(x + r * ldx + c, qa.q + 2 * at, qa.scale + at / LR_WIDE, qa.sum16 + at / 8);
+        }
+    if (qa.wide) return;
     for (size_t r = 0; r < (size_t)m; r++)
         for (size_t c = (size_t)c0; c < (size_t)c1; c += LR_QBLK) {
             size_t at = r * (size_t)qa.k + c;

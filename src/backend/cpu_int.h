@@ -20,7 +20,7 @@ typedef struct cpu_backend {
     lr_pool *pool;
     const lr_cpu_kernels *k;
     bool exact, bf16; /* LR_COMPUTE_F32, LR_COMPUTE_BF16 */
-    bool fine;        /* activations of 11 bits */
+    bool fine;        /* activations of 11 bits, or 14 */
     int observed;     /* weights with `seen` */
     size_t bytes_weights, bytes_kv, bytes_work;
     char text[128];
@@ -107,6 +107,7 @@ typedef struct value_info {
     int width;
     bool narrow, quant; /* quant: int8 rows with scales */
     int route;          /* its rows are slots of this route; -1 = token rows */
+    bool wide;          /* of 14 bits */
     int def, last;      /* stages */
     size_t offset, bytes;
 } value_info;

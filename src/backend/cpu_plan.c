@@ -15,7 +15,7 @@
 typedef struct builder {
     lr_plan *p;
     const lr_program *prog;
-    int *quant_of; /* (n_values of the program) quantized twin, -1 */
+    int *quant_of; /* (n_values of the program, 2) quantized twin, the one of 14 bits, -1 */
     int *ready;    /* (values) stage that made it, -1 = not yet */
     int *kv_ready; /* (layers) */
     int *uses;     /* (values) number of readers */
@@ -82,18 +82,21 @@ static int copy_sinks(builder *b, const lr_attn *a, const float **out, lr_error 
     return 0;
 }
 
-/* The quantized twin of a value; adds the operation that makes it at the first call. */
-static int quantized(builder *b, int value)
+/* The quantized twin of a value, in the form that w takes; adds the operation that makes it at the first call. */
+static int quantized(builder *b, int value, const lr_weight *w)
 {
-    if (b->quant_of[value] < 0) {
+    const bool wide = b->p->be->fine && lr_pack_super(w->type);
+    int *twin = &b->quant_of[2 * value + wide];
+    if (*twin < 0) {
         const value_info *v = &b->p->values[value];
-        b->quant_of[value] = push_value(b, v->width, v->narrow, true, v->route);
+        *twin = push_value(b, v->width, v->narrow, true, v->route);
+        b->p->values[*twin].wide = wide;
         plan_op *o = push_op(b);
         o->kind = OP_QUANT;
         o->in[0] = value;
-        o->out = b->quant_of[value];
+        o->out = *twin;
     }
-    return b->quant_of[value];
+    return *twin;
 }
 
 /* A route's slots, once LR_OP_ROUTE has been converted. */
@@ -181,7 +184,7 @@ static int convert(builder *b, const lr_op *s, lr_error *err)
     bool narrow = s->kind == LR_OP_ROWS;
     for (int j = 0; j < 2; j++)
         if (s->in[j] >= 0 && p->values[s->in[j]].narrow) narrow = true;
-    int quant = s->kind == LR_OP_LINEAR && s->w->gemm.packed ? quantized(b, s->in[0]) : -1, rope = 0;
+    int quant = s->kind == LR_OP_LINEAR && s->w->gemm.packed ? quantized(b, s->in[0], s->w) : -1, rope = 0;
     const float *sinks = NULL;
     if (s->kind == LR_OP_ROPE && (rope = find_rope(b, &s->u.rope, err)) < 0) return rope;
     if (s->kind == LR_OP_ATTN && copy_sinks(b, &s->u.attn, &sinks, err)) return err->code;
@@ -407,7 +410,7 @@ static bool schedule_attn(builder *b)
         if (o->stage >= 0 || o->kind != LR_OP_ATTN || !inputs_ready(b, o, now, false)) continue;
         mark(b, o, now);
         plan_op *q = pending_quant(b, o->out);
-        if (q && (o->n_heads / o->n_kv_heads * o->head_dim) % LR_QBLK == 0) {
+        if (q && o->n_heads / o->n_kv_heads * o->head_dim % (p->values[q->out].wide ? LR_WIDE : LR_QBLK) == 0) {
             o->quant = q->out;
             mark(b, q, now);
         }
@@ -463,13 +466,24 @@ static size_t value_rows(const lr_plan *p, const value_info *v)
     return (size_t)(v->narrow ? p->max_out : p->max_rows) * (size_t)(v->route < 0 ? 1 : p->routes[v->route].n_used);
 }
 
+/* Bytes of the three parts of quantized rows, each rounded up. */
+static void quant_bytes(const lr_plan *p, const value_info *v, size_t bytes[3])
+{
+    size_t rows = value_rows(p, v), w = (size_t)v->width;
+    bytes[0] = rows * w * (p->be->fine ? 2 : 1);
+    bytes[1] = rows * (w / (v->wide ? LR_WIDE : LR_QBLK)) * sizeof(float);
+    bytes[2] = rows * (w / (v->wide ? 8 : 16)) * sizeof(int16_t);
+    for (int i = 0; i < 3; i++) bytes[i] = (bytes[i] + 63) & ~(size_t)63;
+}
+
 static size_t value_bytes(const lr_plan *p, const value_info *v)
 {
     size_t rows = value_rows(p, v), w = (size_t)v->width;
     if (!v->quant) return (rows * w * sizeof(float) + 63) & ~(size_t)63;
     if (p->be->bf16) return (rows * w * sizeof(uint16_t) + 63) & ~(size_t)63;
-    size_t q = (rows * w * (p->be->fine ? 2 : 1) + 63) & ~(size_t)63, s = (rows * (w / 32) * 4 + 63) & ~(size_t)63;
-    return q + s + ((rows * (w / 16) * 2 + 63) & ~(size_t)63);
+    size_t parts[3];
+    quant_bytes(p, v, parts);
+    return parts[0] + parts[1] + parts[2];
 }
 
 /* First fit: the lowest offset that is free of every earlier value whose life meets this one's. */
@@ -498,14 +512,15 @@ static void point(lr_plan *p, int i)
     char *at = p->work + v->offset;
     p->ptr[i] = (float *)(void *)at;
     if (!v->quant) return;
-    size_t rows = value_rows(p, v), w = (size_t)v->width;
-    size_t q = (rows * w * (p->be->fine ? 2 : 1) + 63) & ~(size_t)63, s = (rows * (w / 32) * 4 + 63) & ~(size_t)63;
+    size_t parts[3];
+    quant_bytes(p, v, parts);
     p->q[i] = p->be->bf16 ? (lr_qact){.k = v->width, .h = (uint16_t *)(void *)at}
                           : (lr_qact){.q = (int8_t *)at,
-                                      .scale = (float *)(void *)(at + q),
-                                      .sum16 = (int16_t *)(void *)(at + q + s),
+                                      .scale = (float *)(void *)(at + parts[0]),
+                                      .sum16 = (int16_t *)(void *)(at + parts[0] + parts[1]),
                                       .k = v->width,
-                                      .fine = p->be->fine};
+                                      .fine = p->be->fine && !v->wide,
+                                      .wide = v->wide};
 }
 
 static int layout(lr_plan *p, lr_error *err)
@@ -589,14 +604,14 @@ static int alloc_plan(builder *b, lr_error *err)
     p->order = lr_calloc(no, sizeof *p->order);
     p->items = lr_calloc(no, sizeof *p->items);
     p->stages = lr_calloc(no + 1, sizeof *p->stages);
-    b->quant_of = lr_calloc(nv, sizeof *b->quant_of);
+    b->quant_of = lr_calloc(2 * nv, sizeof *b->quant_of);
     b->ready = lr_calloc(nv, sizeof *b->ready);
     b->uses = lr_calloc(nv, sizeof *b->uses);
     b->kv_ready = lr_calloc((size_t)g->n_ops, sizeof *b->kv_ready);
     if (!p->values || !p->ptr || !p->q || !p->ops || !p->order || !p->items || !p->stages || !b->quant_of ||
         !b->ready || !b->uses || !b->kv_ready)
         return lr_fail(err, LR_ENOMEM, "no memory for the plan");
-    for (size_t i = 0; i < nv; i++) b->quant_of[i] = b->ready[i] = -1;
+    for (size_t i = 0; i < nv; i++) b->quant_of[2 * i] = b->quant_of[2 * i + 1] = b->ready[i] = -1;
     for (int i = 0; i < g->n_ops; i++) b->kv_ready[i] = -1;
     for (int i = 0; i < g->n_values; i++) push_value(b, g->width[i], false, false, -1);
     return 0;

@@ -214,7 +214,17 @@ static int gemm_m_block(int rows, int k)
     return min_int(rows, m);
 }
 
-/* Strips a task takes: an even number, so that a task's columns are whole quantization blocks. */
+/* Whether a stage quantizes outputs of GLUs to blocks of LR_WIDE. */
+static bool glu_is_wide(const lr_plan *p, const stage *s)
+{
+    for (int i = 0; i < s->n; i++) {
+        const int glu = p->items[s->first + i].glu, q = glu < 0 ? -1 : p->ops[glu].quant;
+        if (q >= 0 && p->values[q].wide) return true;
+    }
+    return false;
+}
+
+/* Strips a task takes: so many that a task's columns are whole quantization blocks. */
 static int gemm_strips(const run_ctx *c, const stage *s, int rows)
 {
     int total = 0;
@@ -222,9 +232,10 @@ static int gemm_strips(const run_ctx *c, const stage *s, int rows)
         const plan_op *o = &c->p->ops[c->p->items[s->first + i].a];
         total += (o->w->n + LR_STRIP - 1) / LR_STRIP * (o->route < 0 ? 1 : c->p->routes[o->route].n_pieces);
     }
-    int n = total / (c->n_threads * 6) & ~1;
-    int most = rows > 8 ? 8 : 64;
-    return n < 2 ? 2 : n > most ? most : n;
+    const int step = glu_is_wide(c->p, s) ? LR_WIDE / LR_STRIP : 2, most = rows > 8 ? 8 : 64;
+    int n = total / (c->n_threads * 6);
+    n = (n > most ? most : n) / step * step;
+    return n < step ? step : n;
 }
 
 static int item_tasks(const lr_plan *p, const gemm_item *it, int strips, int rows)

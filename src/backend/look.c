@@ -32,8 +32,11 @@ const char *lr_look_product(const char *isa, lr_compute compute, int type, int k
     if (compute == LR_COMPUTE_F32) return "float32 reference";
     if (compute == LR_COMPUTE_BF16 && !t->bf16) return "not to be had here";
     uint16_t h = 0;
+    const bool fine = compute == LR_COMPUTE_FAST && t->fine;
     const lr_gemm_w w = {.type = type, .k = k, .packed = lr_pack_strip_bytes(type, k) != 0};
-    const lr_qact qa = {
-        .k = k, .h = compute == LR_COMPUTE_BF16 ? &h : NULL, .fine = compute == LR_COMPUTE_FAST && t->fine};
+    const lr_qact qa = {.k = k,
+                        .h = compute == LR_COMPUTE_BF16 ? &h : NULL,
+                        .fine = fine && !lr_pack_super(type),
+                        .wide = fine && lr_pack_super(type)};
     return t->way(&w, &qa, m);
 }

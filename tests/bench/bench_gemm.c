@@ -1,6 +1,6 @@
 /* bench_gemm.c - speed of the matrix product: JSON lines, one a (table, type, shape, rows).
  *
- *   bench_gemm [-i isa] [-t threads] [-q type,type] [-s KxN,KxN] [-m rows,rows] [-c MiB] [-r repeats] [-b 8|11|16]
+ *   bench_gemm [-i isa] [-t threads] [-q type,type] [-s KxN,KxN] [-m rows,rows] [-c MiB] [-r repeats] [-b 8|11|14|16]
  *
  * Fields: gops (2 m n k operations over the best time, processor time of the slowest thread), gbs (packed bytes over
  * the best time), with -c MiB the weights are copies that together take that much memory, each call using the next one,
@@ -209,7 +209,7 @@ static void gemm_part(void *arg, int thread, int n)
 typedef struct options {
     const char *isa, *types, *shapes, *rows;
     int threads, repeats;
-    int bits; /* of the rows: 8, 11 or 16 (bf16) */
+    int bits; /* of the rows: 8, 11, 14 or 16 (bf16) */
     size_t cold;
 } options;
 
@@ -252,6 +252,7 @@ static void bench(const options *o, const lr_cpu_kernels *t, int type, int k, in
         j.qa.h = (uint16_t *)(mem + cells * 4);
     } else {
         j.qa.fine = o->bits == 11;
+        j.qa.wide = o->bits == 14;
         j.qa.q = (int8_t *)mem + cells * 4;
         j.qa.scale = (float *)(mem + cells * 6);
         j.qa.sum16 = (int16_t *)(mem + cells * 7);
@@ -337,7 +338,7 @@ int main(int argc, char **argv)
     }
     const lr_cpu_kernels *t = lr_cpu_table(o.isa);
     if (!t || o.threads < 1 || o.threads > MAX_THREADS) return fprintf(stderr, "no such table or thread count\n"), 2;
-    if (o.bits != 8 && !(o.bits == 11 && t->fine) && !(o.bits == 16 && t->bf16))
+    if (o.bits != 8 && !((o.bits == 11 || o.bits == 14) && t->fine) && !(o.bits == 16 && t->bf16))
         return fprintf(stderr, "the table has no rows of %d bits\n", o.bits), 2;
     team_start(o.threads);
     machine(o.cold);
@@ -347,7 +348,8 @@ int main(int argc, char **argv)
         for (char *s = strtok_r(shapes, ",", &save2); s; s = strtok_r(NULL, ",", &save2)) {
             int k = 0, n = 0, type = lr_dtype_parse(q);
             if (type < 0 || sscanf(s, "%dx%d", &k, &n) != 2) return fprintf(stderr, "bad type or shape\n"), 2;
-            if (k % lr_dtype_block(type)) continue; /* not a shape of this type */
+            if (k % lr_dtype_block(type) || (o.bits == 14 && lr_dtype_block(type) != LR_WIDE))
+                continue; /* no such shape */
             bench_rows(&o, t, type, k, n);
         }
         lr_free(shapes);

@@ -130,17 +130,24 @@ static void matrix_free(matrix *a)
     lr_free_aligned(a->packed);
 }
 
-/* Rows for a variant: bf16, 11 bits (fine) or 8. */
-static lr_qact qact_new(bool bf16, bool fine, int m, int k)
+/* A table that this machine can run, with the form of rows it is given. */
+typedef struct variant {
+    const lr_cpu_kernels *t;
+    bool bf16, fine, wide;
+    const char *name;
+} variant;
+
+/* Rows for a variant: bf16, 14 bits (wide), 11 bits (fine) or 8. */
+static lr_qact qact_new(const variant *v, int m, int k)
 {
     size_t n = (size_t)m * (size_t)k;
-    lr_qact a = {.k = k, .fine = fine};
-    if (bf16) {
+    lr_qact a = {.k = k, .fine = v->fine, .wide = v->wide};
+    if (v->bf16) {
         a.h = lr_alloc_aligned(n * 2);
     } else {
-        a.q = lr_alloc_aligned(fine ? 2 * n : n);
+        a.q = lr_alloc_aligned(v->fine || v->wide ? 2 * n : n);
         a.scale = lr_alloc_aligned(n / 32 * 4 + 4);
-        a.sum16 = lr_alloc_aligned(n / 16 * 2 + 2);
+        a.sum16 = lr_alloc_aligned((v->wide ? n / 8 : n / 16) * 2 + 2);
     }
     return a;
 }
@@ -160,9 +167,9 @@ static void assert_qact_equal(const lr_qact *a, const lr_qact *b, int m)
         assert_memory_equal(a->h, b->h, n * 2);
         return;
     }
-    assert_memory_equal(a->q, b->q, a->fine ? 2 * n : n);
-    assert_memory_equal(a->scale, b->scale, n / 32 * 4);
-    assert_memory_equal(a->sum16, b->sum16, n / 16 * 2);
+    assert_memory_equal(a->q, b->q, a->fine || a->wide ? 2 * n : n);
+    assert_memory_equal(a->scale, b->scale, n / (a->wide ? 256 : 32) * 4);
+    assert_memory_equal(a->sum16, b->sum16, n / (a->wide ? 8 : 16) * 2);
 }
 
 static float *random_rows(int m, int k, size_t ld)
@@ -194,13 +201,6 @@ static double error_of(const matrix *a, const float *x, size_t ldx, int m, const
     return se / ss;
 }
 
-/* A table that this machine can run, with the form of rows it is given. */
-typedef struct variant {
-    const lr_cpu_kernels *t;
-    bool bf16, fine;
-    const char *name;
-} variant;
-
 static variant variants[16];
 static int n_variants;
 
@@ -209,28 +209,36 @@ static int find_variants(void **state)
     (void)state;
     for (const lr_cpu_kernels *const *t = lr_cpu_tables(); *t; t++) {
         if (!(*t)->supported()) continue;
-        variants[n_variants++] = (variant){*t, false, false, (*t)->name};
-        if ((*t)->fine) variants[n_variants++] = (variant){*t, false, true, "fine"};
-        if ((*t)->bf16) variants[n_variants++] = (variant){*t, true, false, "bf16"};
+        variants[n_variants++] = (variant){.t = *t, .name = (*t)->name};
+        if ((*t)->fine) variants[n_variants++] = (variant){.t = *t, .fine = true, .name = "fine"};
+        if ((*t)->fine) variants[n_variants++] = (variant){.t = *t, .wide = true, .name = "wide"};
+        if ((*t)->bf16) variants[n_variants++] = (variant){.t = *t, .bf16 = true, .name = "bf16"};
     }
     return 0;
 }
+
+/* Rows of 14 bits are for super-blocks. */
+static bool takes(const variant *v, int type) { return !v->wide || lr_pack_super(type); }
+
+static double limit_of(const variant *v) { return v->bf16 ? 2e-5 : v->wide ? 1e-7 : v->fine ? 2e-6 : 1e-4; }
 
 #define EACH_VARIANT(v) for (const variant *v = variants; v < variants + n_variants; v++)
 
 static void check_error(const variant *v, int type, int n, int k, int m, double limit)
 {
+    if (!takes(v, type)) return;
     matrix a = matrix_new(type, n, k);
     size_t ldx = (size_t)k + 3, ldy = (size_t)n + 5;
     float *x = random_rows(m, k, ldx), *y = lr_malloc((size_t)m * ldy * sizeof *y);
-    lr_qact qa = a.w.packed ? qact_new(v->bf16, v->fine, m, k) : (lr_qact){0};
+    lr_qact qa = a.w.packed ? qact_new(v, m, k) : (lr_qact){0};
     if (a.w.packed) v->t->quantize(x, ldx, m, qa, 0, k);
     v->t->gemm(&a.w, &qa, x, ldx, m, y, ldy, 0, (n + 15) / 16);
     double e = error_of(&a, x, ldx, m, y, ldy);
     if (!(e < limit)) fail_msg("%s %s n %d k %d m %d: error %.2e", v->name, lr_dtype_name(type), n, k, m, e);
     if (a.w.packed) { /* quantizing piecewise gives the same bits */
-        lr_qact qb = qact_new(v->bf16, v->fine, m, k);
-        for (int c = 0; c < k; c += 64) v->t->quantize(x, ldx, m, qb, c, c + 64 < k ? c + 64 : k);
+        lr_qact qb = qact_new(v, m, k);
+        const int step = v->wide ? 256 : 64;
+        for (int c = 0; c < k; c += step) v->t->quantize(x, ldx, m, qb, c, c + step < k ? c + step : k);
         assert_qact_equal(&qa, &qb, m);
         qact_free(&qa);
         qact_free(&qb);
@@ -246,8 +254,8 @@ static void test_error(void **state)
     EACH_VARIANT(v)
     {
         for (int i = 0; i < COUNT(quants); i++) {
-            check_error(v, quants[i], 50, 512, 5, v->bf16 ? 2e-5 : v->fine ? 2e-6 : 1e-4);
-            check_error(v, quants[i], 33, 1280, 37, v->bf16 ? 2e-5 : v->fine ? 2e-6 : 1e-4);
+            check_error(v, quants[i], 50, 512, 5, limit_of(v));
+            check_error(v, quants[i], 33, 1280, 37, limit_of(v));
         }
         for (int i = 0; i < COUNT(plains); i++) {
             check_error(v, plains[i], 50, 511, 5, 1e-11);
@@ -274,11 +282,12 @@ static void test_small_k(void **state)
 static void check_company(const variant *v, int type, int n, int k)
 {
     enum { M = 70 };
+    if (!takes(v, type)) return;
     matrix a = matrix_new(type, n, k);
     int strips = (n + 15) / 16;
     size_t ldx = (size_t)k, ldy = (size_t)strips * 16 + 16;
     float *x = random_rows(M, k, ldx), *y = lr_malloc(M * ldy * 4), *z = lr_malloc(M * ldy * 4);
-    lr_qact qa = a.w.packed ? qact_new(v->bf16, v->fine, M, k) : (lr_qact){0};
+    lr_qact qa = a.w.packed ? qact_new(v, M, k) : (lr_qact){0};
     if (a.w.packed) v->t->quantize(x, ldx, M, qa, 0, k);
     memset(y, 0x7B, M * ldy * 4);
     v->t->gemm(&a.w, &qa, x, ldx, M, y, ldy, 0, strips);
@@ -313,14 +322,15 @@ static void test_company(void **state)
     }
 }
 
-/* Every table gives the scalar table's bits on rows of 8 and of 11 bits. */
-static void check_agrees(const lr_cpu_kernels *t, bool fine, int type, int n, int k, int m)
+/* Every table gives the scalar table's bits on rows of 8, 11 and 14 bits. */
+static void check_agrees(const variant *v, int type, int n, int k, int m)
 {
-    const lr_cpu_kernels *ref = lr_cpu_table("scalar");
+    const lr_cpu_kernels *ref = lr_cpu_table("scalar"), *t = v->t;
+    if (!takes(v, type)) return;
     matrix a = matrix_new(type, n, k);
     size_t cells = (size_t)m * (size_t)n;
     float *x = random_rows(m, k, (size_t)k), *y = lr_calloc(cells, 4), *z = lr_calloc(cells, 4);
-    lr_qact qa = qact_new(false, fine, m, (k + 31) / 32 * 32), qb = qact_new(false, fine, m, (k + 31) / 32 * 32);
+    lr_qact qa = qact_new(v, m, (k + 31) / 32 * 32), qb = qact_new(v, m, (k + 31) / 32 * 32);
     if (a.w.packed) {
         ref->quantize(x, (size_t)k, m, qa, 0, k);
         t->quantize(x, (size_t)k, m, qb, 0, k);
@@ -347,8 +357,8 @@ static void test_tables_agree(void **state)
     EACH_VARIANT(v)
     for (int i = 0; !v->bf16 && i < COUNT(quants) + COUNT(plains); i++) {
         int type = i < COUNT(quants) ? quants[i] : plains[i - COUNT(quants)];
-        check_agrees(v->t, v->fine, type, 53, i < COUNT(quants) ? 768 : 301, ms[i % COUNT(ms)]);
-        check_agrees(v->t, v->fine, type, 53, i < COUNT(quants) ? 768 : 301, 41 - ms[i % COUNT(ms)]);
+        check_agrees(v, type, 53, i < COUNT(quants) ? 768 : 301, ms[i % COUNT(ms)]);
+        check_agrees(v, type, 53, i < COUNT(quants) ? 768 : 301, 41 - ms[i % COUNT(ms)]);
     }
 }
 
@@ -379,6 +389,7 @@ static void test_reference(void **state)
 /* The integer of value i of the first row. */
 static int value_at(const lr_qact *a, int i)
 {
+    if (a->wide) return 64 * a->q[i / 64 * 128 + i % 64] + a->q[i / 64 * 128 + 64 + i % 64];
     if (!a->fine) return a->q[i];
     const int8_t *block = a->q + i / 32 * 64;
     return 8 * block[i % 32] + block[32 + i % 32];
@@ -387,6 +398,8 @@ static int value_at(const lr_qact *a, int i)
 static void check_extremes(const variant *v, int type)
 {
     enum { K = 512, M = 9, N = 32 };
+    if (!takes(v, type)) return;
+    const int block = v->wide ? 256 : 32;
     matrix a = matrix_new(type, N, K);
     float *x = random_rows(M, K, K), y[M * N];
     for (int j = 0; j < K; j++) {
@@ -400,7 +413,7 @@ static void check_extremes(const variant *v, int type)
     x[4 * K + 511] = NAN;
     x[5 * K + 3] = INFINITY;
     x[7 * K + 40] = -INFINITY;
-    lr_qact qa = qact_new(v->bf16, v->fine, M, K);
+    lr_qact qa = qact_new(v, M, K);
     v->t->quantize(x, K, M, qa, 0, K);
     v->t->gemm(&a.w, &qa, x, K, M, y, N, 0, 2);
     for (int j = 0; j < N; j++) {
@@ -412,8 +425,8 @@ static void check_extremes(const variant *v, int type)
     for (int j = 0; j < K; j++) {
         if (v->bf16)
             assert_true(fabsf(lr_bf16_to_f32(qa.h[j]) - x[j]) <= fabsf(x[j]) / 256);
-        else if (j / 32 != 100 / 32)
-            assert_true(fabsf((float)value_at(&qa, j) * qa.scale[j / 32] - x[j]) <= 0.5001f * qa.scale[j / 32]);
+        else if (j / block != 100 / block)
+            assert_true(fabsf((float)value_at(&qa, j) * qa.scale[j / block] - x[j]) <= 0.5001f * qa.scale[j / block]);
     }
     qact_free(&qa);
     lr_free_aligned(x);
@@ -427,28 +440,31 @@ static void test_extremes(void **state)
     for (int i = 0; i < COUNT(quants); i++) check_extremes(v, quants[i]);
 }
 
-/* Rounding is to nearest even, sums are the sums, the largest value becomes 127. */
+/* Rounding is to nearest even, sums are the sums, the largest value becomes 127 (1016, 8128). */
 static void test_quantize(void **state)
 {
     (void)state;
     EACH_VARIANT(v)
     {
-        float x[64];
-        for (int i = 0; i < 32; i++) x[i] = (float)i - 15.5f;
+        enum { K = 512 };
+        const int block = v->wide ? 256 : 32, most = v->wide ? 8128 : v->fine ? 1016 : 127;
+        float x[K];
+        for (int i = 0; i < K; i++) x[i] = i < block ? (float)(i % 32) - 15.5f : gauss() * 1e-3f;
         x[0] = 127;
-        for (int i = 0; i < 32; i++) x[32 + i] = gauss() * 1e-3f;
-        lr_qact qa = qact_new(v->bf16, v->fine, 1, 64);
-        v->t->quantize(x, 64, 1, qa, 0, 64);
-        if (v->bf16) {
-            for (int i = 0; i < 64; i++) assert_int_equal(qa.h[i], lr_f32_to_bf16(x[i]));
-        } else {
-            const int most = v->fine ? 1016 : 127;
+        x[1] = -127;
+        lr_qact qa = qact_new(v, 1, K);
+        v->t->quantize(x, K, 1, qa, 0, K);
+        for (int i = 0; v->bf16 && i < K; i++) assert_int_equal(qa.h[i], lr_f32_to_bf16(x[i]));
+        if (!v->bf16) {
             assert_true(qa.scale[0] == 127.0f / (float)most);
-            int sum[4] = {0}, top = 0;
-            for (int i = 0; i < 32; i++) assert_int_equal(value_at(&qa, i), (int)rintf(x[i] * (float)(most / 127)));
-            for (int i = 0; i < 64; i++) sum[i / 16] += value_at(&qa, i);
-            for (int i = 0; i < 4; i++) assert_int_equal(qa.sum16[i], sum[i]);
-            for (int i = 32; i < 64; i++) top = abs(value_at(&qa, i)) > top ? abs(value_at(&qa, i)) : top;
+            int sum[K / 16] = {0}, top = 0;
+            for (int i = 0; i < block; i++) assert_int_equal(value_at(&qa, i), (int)rintf(x[i] * ((float)most / 127)));
+            for (int i = 0; i < K; i++) sum[i / 16] += value_at(&qa, i);
+            for (int i = 0; i < K / 16; i++) {
+                const int16_t *s = qa.sum16 + (v->wide ? i / 2 * 4 + i % 2 : i);
+                assert_int_equal(v->wide ? 64 * s[0] + s[2] : s[0], sum[i]);
+            }
+            for (int i = block; i < 2 * block; i++) top = abs(value_at(&qa, i)) > top ? abs(value_at(&qa, i)) : top;
             assert_int_equal(top, most);
         }
         qact_free(&qa);

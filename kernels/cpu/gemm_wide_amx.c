@@ -1,0 +1,245 @@
+/* gemm_wide_amx.c - rows of 14 bits times weights of super-blocks with AMX int8 tiles, for more rows than FEW.
+ *
+ * A weight of a super-block is d times an integer, sub-scale times (u - zero), of at most 14 bits: 64 a + b with b in
+ * 0..63. A row's value is 64 high + low. So four tile products, of a and b with high and low, sum over a whole
+ * super-block in int32 tiles, and the float part comes once in 256 k.
+ *
+ * A unit is one tile of rows times one strip over one super-block: first a with high and low, then b, two result tiles
+ * each. Storing the first two overlaps with the products of the others, and the float part of a unit with the products
+ * of the next one; the tile unit never waits. Rows of a call are gathered into whole tiles once for all strips.
+ */
+#include "cpu/gemm_amx.h"
+#include "cpu/gemm_wide_avx512.h"
+#include <string.h>
+
+enum {
+    STRIPS = 8, /* strips that are unpacked at a time */
+    LAST = 4,   /* rows behind the last whole tile that go the VNNI way */
+};
+
+typedef int32_t tile_sums[16][16] __attribute__((aligned(64)));
+
+/* A super-block of a strip: B tiles of a and of b, 64 k each, and what the float part needs. */
+typedef struct wide_panel {
+    uint8_t a[4][1024], b[4][1024];
+    wide_scales s;
+} __attribute__((aligned(64))) wide_panel;
+
+/* A tile of rows over a super-block. */
+typedef struct wide_rows {
+    const int8_t *q; /* rows lie k2 bytes apart */
+    size_t k2;
+    wide_row r[16];
+} __attribute__((aligned(64))) wide_rows;
+
+/* What the float part of a unit needs. */
+typedef struct unit {
+    const wide_panel *p;
+    const wide_rows *x;
+    float *y;
+    tile_sums *sums; /* ah, al, bh, bl */
+    __mmask16 mask;
+} unit;
+
+static void configure(int rows)
+{
+    lr_tile_config c = {.palette = 1};
+    for (int i = 0; i < 8; i++) {
+        c.rows[i] = (uint8_t)(i >= 6 ? 16 : rows);
+        c.colsb[i] = 64;
+    }
+    lr_tiles_load(&c);
+}
+
+/* The 64 bytes of 16-bit values (even, odd) taken apart into tiles a and b. */
+INLINE void take_apart(__m512i even, __m512i odd, uint8_t *a, uint8_t *b)
+{
+    const __m512i odds = _mm512_set1_epi16((short)0xFF00);
+    const __m512i ah = _mm512_ternarylogic_epi32(odds, _mm512_slli_epi16(odd, 2), _mm512_srai_epi16(even, 6), 0xCA);
+    const __m512i bh = _mm512_ternarylogic_epi32(odds, _mm512_slli_epi16(odd, 8), even, 0xCA);
+    _mm512_store_si512(a, ah);
+    _mm512_store_si512(b, _mm512_and_si512(bh, _mm512_set1_epi8(63)));
+}
+
+/* Bytes of 16 features to lanes of 32 bits. */
+INLINE __m512i lanes_of(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+
+INLINE void unpack_wide(const lr_form f, const lr_strip *st, size_t sb, size_t ahead, wide_panel *o)
+{
+    for (int i = 0; i < 8; i++) {
+        const size_t at = 8 * sb + (size_t)i;
+        __m512i w[8];
+        const uint8_t *q = st->q + at * (size_t)f.main * 64, *h = st->h + at * (size_t)f.extra * 64;
+        for (int j = 0; j < f.main; j++) _mm_prefetch(q + ahead + 64 * j, _MM_HINT_T1);
+        for (int j = 0; j < f.extra; j++) _mm_prefetch(h + ahead + 64 * j, _MM_HINT_T1);
+        unpack512(f, q, h, w);
+        for (int half = 0; half < 32 / f.sub; half++) {
+            __m512i sc = lanes_of(st->sc + (at * (size_t)(32 / f.sub) + (size_t)half) * 16);
+            if (f.sub == 16 && f.min) sc = _mm512_and_si512(sc, _mm512_set1_epi32(15));
+            const __m512i even = _mm512_or_si512(sc, _mm512_slli_epi32(sc, 16)), odd = _mm512_slli_epi16(even, 8);
+            const __m512i zero =
+                _mm512_mullo_epi16(_mm512_srai_epi16(odd, 8), _mm512_set1_epi16((short)f.zero)); /* zero * sc */
+            for (int g = half * 4; g < (f.sub == 32 ? 8 : half * 4 + 4); g++) {
+                __m512i e = _mm512_maddubs_epi16(w[g], even), d = _mm512_maddubs_epi16(w[g], odd);
+                if (f.zero) e = _mm512_sub_epi16(e, zero), d = _mm512_sub_epi16(d, zero);
+                take_apart(e, d, o->a[i / 2] + 512 * (i % 2) + 64 * g, o->b[i / 2] + 512 * (i % 2) + 64 * g);
+            }
+        }
+    }
+    o->s = wide_scales_of(f, st, sb);
+}
+
+/* Adds a unit's sums to rows r0..r1-1 of y (first: sets them). s: the scales of u's panel, in registers. */
+INLINE void add_rows(const lr_form f, const unit u, const wide_scales *s, bool first, size_t ldy, int r0, int r1)
+{
+#pragma GCC unroll 4
+    for (int r = r0; r < r1; r++) {
+        float *y = u.y + (size_t)r * ldy;
+        const __m512i h =
+            _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(u.sums[0][r]), 6), _mm512_load_si512(u.sums[2][r]));
+        const __m512i l =
+            _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(u.sums[1][r]), 6), _mm512_load_si512(u.sums[3][r]));
+        const __m512 acc = first ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(u.mask, y);
+        const __m512i t = f.min ? wide_minima(f, s, &u.x->r[r]) : _mm512_setzero_si512();
+        _mm512_mask_storeu_ps(y, u.mask, add_super(f, s, &u.x->r[r], h, l, t, acc));
+    }
+}
+
+#define PRODUCTS(ks)                                                                                                   \
+    LR_TILE_LOAD(4, q + 128 * (ks), k2);                                                                               \
+    LR_TILE_LOAD(6, p->a[ks], 64);                                                                                     \
+    _tile_dpbssd(0, 4, 6);                                                                                             \
+    LR_TILE_LOAD(5, q + 128 * (ks) + 64, k2);                                                                          \
+    _tile_dpbssd(1, 5, 6);                                                                                             \
+    LR_TILE_LOAD(7, p->b[ks], 64);                                                                                     \
+    _tile_dpbssd(2, 4, 7);                                                                                             \
+    _tile_dpbssd(3, 5, 7)
+
+#define ROWS(r0, r1)                                                                                                   \
+    if (last)                                                                                                          \
+    add_rows(f, l, &scales, first, ldy, full ? (r0) : (r0) < nr ? (r0) : nr, full ? (r1) : (r1) < nr ? (r1) : nr)
+
+/* The products of u, and the float part of the unit before it. u NULL: only that. */
+INLINE void step(const lr_form f, const bool full, const unit *u, const unit *last, bool first, int nr, size_t ldy)
+{
+    const unit l = last ? *last : (unit){0};
+    const wide_scales scales = last ? l.p->s : (wide_scales){0};
+    if (!u) {
+        ROWS(0, 16);
+        return;
+    }
+    const int8_t *q = u->x->q;
+    const size_t k2 = u->x->k2;
+    const wide_panel *p = u->p;
+    tile_sums *sums = u->sums;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    PRODUCTS(0);
+    ROWS(0, 2);
+    PRODUCTS(1);
+    ROWS(2, 4);
+    PRODUCTS(2);
+    ROWS(4, 7);
+    PRODUCTS(3);
+    ROWS(7, 10);
+    _tile_stored(0, sums[0], 64);
+    ROWS(10, 12);
+    _tile_stored(1, sums[1], 64);
+    ROWS(12, 14);
+    _tile_stored(2, sums[2], 64);
+    ROWS(14, 16);
+    _tile_stored(3, sums[3], 64);
+}
+
+typedef void step512(const unit *u, const unit *last, bool first, int nr, size_t ldy);
+
+/* The kinds of forms, as far as the float part differs. */
+#define KIND(name, sub, min)                                                                                           \
+    static __attribute__((noinline)) void name(const unit *u, const unit *last, bool first, int nr, size_t ldy)        \
+    {                                                                                                                  \
+        if (nr == 16)                                                                                                  \
+            step(LR_FORM(8, 0, sub, 0, 1, min, 0, 0), true, u, last, first, nr, ldy);                                  \
+        else                                                                                                           \
+            step(LR_FORM(8, 0, sub, 0, 1, min, 0, 0), false, u, last, first, nr, ldy);                                 \
+    }
+KIND(step_plain, 32, 0)
+KIND(step_min32, 32, 1)
+KIND(step_min16, 16, 1)
+
+INLINE step512 *step_of(const lr_form *f) { return !f->min ? step_plain : f->sub == 32 ? step_min32 : step_min16; }
+
+#define X(type, ...)                                                                                                   \
+    static __attribute__((noinline)) void unpack_##type(const lr_strip *st, size_t sb, size_t ahead, wide_panel *o)    \
+    {                                                                                                                  \
+        unpack_wide(LR_FORM(__VA_ARGS__), st, sb, ahead, o);                                                           \
+    }
+LR_SUPER_LIST(X)
+#undef X
+
+static void (*const unpack[LR_DTYPE_MAX])(const lr_strip *st, size_t sb, size_t ahead, wide_panel *o) = {
+#define X(type, ...) [LR_##type] = unpack_##type,
+    LR_SUPER_LIST(X)
+#undef X
+};
+
+static void prepare(const lr_form *f, const lr_qact *qa, size_t row, size_t sb, int nr, wide_rows *o)
+{
+    o->k2 = 2 * (size_t)qa->k;
+    o->q = qa->q + row * o->k2 + sb * 512;
+    for (int r = 0; r < nr; r++) o->r[r] = wide_row_of(*f, qa, row + (size_t)r, sb);
+}
+
+/* nt tiles of nr rows from row `row` on (nt is 1, or nr 16), strips s0..s1-1, at most STRIPS. */
+static void group(const lr_gemm_w *w, const lr_form *f, const lr_qact *qa, size_t row, int nt, int nr, float *y,
+                  size_t ldy, int s0, int s1)
+{
+    const lr_parts parts = lr_form_parts(f, w->k);
+    wide_panel p[STRIPS];
+    wide_rows x[2];
+    tile_sums sums[2][4];
+    unit units[2];
+    step512 *const steps = step_of(f);
+    for (size_t sb = 0; sb < (size_t)w->k / LR_WIDE; sb++) {
+        const unit *last = NULL;
+        int n = 0;
+        for (int s = s0; s < s1; s++) {
+            const lr_strip st = lr_strip_at(&parts, w, s);
+            unpack[w->type](&st, sb, 0, &p[s - s0]);
+        }
+        for (int t = 0; t < nt; t++) {
+            const size_t r = row + 16 * (size_t)t;
+            prepare(f, qa, r, sb, nr, &x[t & 1]);
+            for (int s = s0; s < s1; s++, n ^= 1) {
+                units[n] = (unit){&p[s - s0], &x[t & 1], y + r * ldy + 16 * (size_t)s, sums[n], strip_mask(w, s)};
+                steps(&units[n], last, sb == 0, nr, ldy);
+                last = &units[n];
+            }
+        }
+        steps(NULL, last, sb == 0, nr, ldy);
+    }
+}
+
+void lr_gemm_wide_amx(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
+{
+    const lr_form *f = lr_form_of(w->type);
+    int r = 0;
+    if (s0 >= s1) return;
+    const int tiles = m / 16, rest = m % 16;
+    configure(16);
+    for (int s = s0; tiles && s < s1; s += STRIPS)
+        group(w, f, qa, 0, tiles, 16, y, ldy, s, s + STRIPS < s1 ? s + STRIPS : s1);
+    r = 16 * tiles;
+    if (rest > LAST) {
+        configure(rest);
+        for (int s = s0; s < s1; s += STRIPS)
+            group(w, f, qa, (size_t)r, 1, rest, y, ldy, s, s + STRIPS < s1 ? s + STRIPS : s1);
+        r = m;
+    }
+    _tile_release();
+    if (r < m) {
+        const lr_qact few = lr_qact_at(*qa, (size_t)r * (size_t)qa->k);
+        lr_gemm_few_wide_avx512(w, &few, m - r, y + (size_t)r * ldy, ldy, s0, s1);
+    }
+}
