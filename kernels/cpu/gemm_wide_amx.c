@@ -13,8 +13,9 @@
 #include <string.h>
 
 enum {
-    STRIPS = 8, /* strips that are unpacked at a time */
-    LAST = 4,   /* rows behind the last whole tile that go the VNNI way */
+    STRIPS = 8,    /* strips that are unpacked at a time */
+    FEW_TILES = 2, /* tiles of rows that take strips one by one */
+    LAST = 4,      /* rows behind the last whole tile that go the VNNI way */
 };
 
 typedef int32_t tile_sums[16][16] __attribute__((aligned(64)));
@@ -39,6 +40,7 @@ typedef struct unit {
     float *y;
     tile_sums *sums; /* ah, al, bh, bl */
     __mmask16 mask;
+    bool first; /* of its row: y is set */
 } unit;
 
 static void configure(int rows)
@@ -64,14 +66,15 @@ INLINE void take_apart(__m512i even, __m512i odd, uint8_t *a, uint8_t *b)
 /* Bytes of 16 features to lanes of 32 bits. */
 INLINE __m512i lanes_of(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 
-INLINE void unpack_wide(const lr_form f, const lr_strip *st, size_t sb, size_t ahead, wide_panel *o)
+INLINE void unpack_wide(const lr_form f, const lr_strip *st, size_t sb, wide_panel *o)
 {
+    const uint8_t *ahead = st->q + FEW_AHEAD;
+    const size_t step = form_bytes(f);
     for (int i = 0; i < 8; i++) {
         const size_t at = 8 * sb + (size_t)i;
         __m512i w[8];
         const uint8_t *q = st->q + at * (size_t)f.main * 64, *h = st->h + at * (size_t)f.extra * 64;
-        for (int j = 0; j < f.main; j++) _mm_prefetch(q + ahead + 64 * j, _MM_HINT_T1);
-        for (int j = 0; j < f.extra; j++) _mm_prefetch(h + ahead + 64 * j, _MM_HINT_T1);
+        for (size_t j = 0; j < step; j += 64) _mm_prefetch(ahead + at * step + j, _MM_HINT_T1);
         unpack512(f, q, h, w);
         for (int half = 0; half < 32 / f.sub; half++) {
             __m512i sc = lanes_of(st->sc + (at * (size_t)(32 / f.sub) + (size_t)half) * 16);
@@ -89,8 +92,8 @@ INLINE void unpack_wide(const lr_form f, const lr_strip *st, size_t sb, size_t a
     o->s = wide_scales_of(f, st, sb);
 }
 
-/* Adds a unit's sums to rows r0..r1-1 of y (first: sets them). s: the scales of u's panel, in registers. */
-INLINE void add_rows(const lr_form f, const unit u, const wide_scales *s, bool first, size_t ldy, int r0, int r1)
+/* Adds a unit's sums to rows r0..r1-1 of y. s: the scales of u's panel, in registers. */
+INLINE void add_rows(const lr_form f, const unit u, const wide_scales *s, size_t ldy, int r0, int r1)
 {
 #pragma GCC unroll 4
     for (int r = r0; r < r1; r++) {
@@ -99,7 +102,7 @@ INLINE void add_rows(const lr_form f, const unit u, const wide_scales *s, bool f
             _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(u.sums[0][r]), 6), _mm512_load_si512(u.sums[2][r]));
         const __m512i l =
             _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(u.sums[1][r]), 6), _mm512_load_si512(u.sums[3][r]));
-        const __m512 acc = first ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(u.mask, y);
+        const __m512 acc = u.first ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(u.mask, y);
         const __m512i t = f.min ? wide_minima(f, s, &u.x->r[r]) : _mm512_setzero_si512();
         _mm512_mask_storeu_ps(y, u.mask, add_super(f, s, &u.x->r[r], h, l, t, acc));
     }
@@ -116,11 +119,10 @@ INLINE void add_rows(const lr_form f, const unit u, const wide_scales *s, bool f
     _tile_dpbssd(3, 5, 7)
 
 #define ROWS(r0, r1)                                                                                                   \
-    if (last)                                                                                                          \
-    add_rows(f, l, &scales, first, ldy, full ? (r0) : (r0) < nr ? (r0) : nr, full ? (r1) : (r1) < nr ? (r1) : nr)
+    if (last) add_rows(f, l, &scales, ldy, full ? (r0) : (r0) < nr ? (r0) : nr, full ? (r1) : (r1) < nr ? (r1) : nr)
 
 /* The products of u, and the float part of the unit before it. u NULL: only that. */
-INLINE void step(const lr_form f, const bool full, const unit *u, const unit *last, bool first, int nr, size_t ldy)
+INLINE void step(const lr_form f, const bool full, const unit *u, const unit *last, int nr, size_t ldy)
 {
     const unit l = last ? *last : (unit){0};
     const wide_scales scales = last ? l.p->s : (wide_scales){0};
@@ -153,16 +155,16 @@ INLINE void step(const lr_form f, const bool full, const unit *u, const unit *la
     _tile_stored(3, sums[3], 64);
 }
 
-typedef void step512(const unit *u, const unit *last, bool first, int nr, size_t ldy);
+typedef void step512(const unit *u, const unit *last, int nr, size_t ldy);
 
 /* The kinds of forms, as far as the float part differs. */
 #define KIND(name, sub, min)                                                                                           \
-    static __attribute__((noinline)) void name(const unit *u, const unit *last, bool first, int nr, size_t ldy)        \
+    static __attribute__((noinline)) void name(const unit *u, const unit *last, int nr, size_t ldy)                    \
     {                                                                                                                  \
         if (nr == 16)                                                                                                  \
-            step(LR_FORM(8, 0, sub, 0, 1, min, 0, 0), true, u, last, first, nr, ldy);                                  \
+            step(LR_FORM(8, 0, sub, 0, 1, min, 0, 0), true, u, last, nr, ldy);                                         \
         else                                                                                                           \
-            step(LR_FORM(8, 0, sub, 0, 1, min, 0, 0), false, u, last, first, nr, ldy);                                 \
+            step(LR_FORM(8, 0, sub, 0, 1, min, 0, 0), false, u, last, nr, ldy);                                        \
     }
 KIND(step_plain, 32, 0)
 KIND(step_min32, 32, 1)
@@ -171,14 +173,14 @@ KIND(step_min16, 16, 1)
 INLINE step512 *step_of(const lr_form *f) { return !f->min ? step_plain : f->sub == 32 ? step_min32 : step_min16; }
 
 #define X(type, ...)                                                                                                   \
-    static __attribute__((noinline)) void unpack_##type(const lr_strip *st, size_t sb, size_t ahead, wide_panel *o)    \
+    static __attribute__((noinline)) void unpack_##type(const lr_strip *st, size_t sb, wide_panel *o)                  \
     {                                                                                                                  \
-        unpack_wide(LR_FORM(__VA_ARGS__), st, sb, ahead, o);                                                           \
+        unpack_wide(LR_FORM(__VA_ARGS__), st, sb, o);                                                                  \
     }
 LR_SUPER_LIST(X)
 #undef X
 
-static void (*const unpack[LR_DTYPE_MAX])(const lr_strip *st, size_t sb, size_t ahead, wide_panel *o) = {
+static void (*const unpack[LR_DTYPE_MAX])(const lr_strip *st, size_t sb, wide_panel *o) = {
 #define X(type, ...) [LR_##type] = unpack_##type,
     LR_SUPER_LIST(X)
 #undef X
@@ -188,58 +190,99 @@ static void prepare(const lr_form *f, const lr_qact *qa, size_t row, size_t sb, 
 {
     o->k2 = 2 * (size_t)qa->k;
     o->q = qa->q + row * o->k2 + sb * 512;
-    for (int r = 0; r < nr; r++) o->r[r] = wide_row_of(*f, qa, row + (size_t)r, sb);
+    for (int r = 0; r < nr; r++) wide_row_set(*f, qa, row + (size_t)r, sb, &o->r[r]);
 }
 
-/* nt tiles of nr rows from row `row` on (nt is 1, or nr 16), strips s0..s1-1, at most STRIPS. */
-static void group(const lr_gemm_w *w, const lr_form *f, const lr_qact *qa, size_t row, int nt, int nr, float *y,
-                  size_t ldy, int s0, int s1)
+/* What a call works on, and its pipeline of units. */
+typedef struct wide_call {
+    const lr_gemm_w *w;
+    const lr_form *f;
+    lr_parts parts;
+    const lr_qact *qa;
+    float *y;
+    size_t ldy;
+    step512 *step;
+    int nr; /* rows of a tile */
+    int n;  /* of units, the one in turn */
+    const unit *last;
+    unit units[2];
+    tile_sums sums[2][4];
+} wide_call;
+
+static void call_unit(wide_call *c, const wide_panel *p, const wide_rows *x, size_t row, size_t sb, int s)
 {
-    const lr_parts parts = lr_form_parts(f, w->k);
+    unit *const u = &c->units[c->n];
+    *u = (unit){p, x, c->y + row * c->ldy + 16 * (size_t)s, c->sums[c->n], strip_mask(c->w, s), sb == 0};
+    c->step(u, c->last, c->nr, c->ldy);
+    c->last = u;
+    c->n ^= 1;
+}
+
+static void call_end(wide_call *c)
+{
+    if (c->last) c->step(NULL, c->last, c->nr, c->ldy);
+    c->last = NULL;
+}
+
+/* nt tiles of rows from row `row` on: STRIPS strips are unpacked at a time, which all tiles pass over. */
+static void many_tiles(wide_call *c, size_t row, int nt, int s0, int s1)
+{
     wide_panel p[STRIPS];
     wide_rows x[2];
-    tile_sums sums[2][4];
-    unit units[2];
-    step512 *const steps = step_of(f);
-    for (size_t sb = 0; sb < (size_t)w->k / LR_WIDE; sb++) {
-        const unit *last = NULL;
-        int n = 0;
-        for (int s = s0; s < s1; s++) {
-            const lr_strip st = lr_strip_at(&parts, w, s);
-            unpack[w->type](&st, sb, 0, &p[s - s0]);
+    for (int sg = s0, se; sg < s1; sg = se) {
+        se = sg + STRIPS < s1 ? sg + STRIPS : s1;
+        for (size_t sb = 0; sb < (size_t)c->w->k / LR_WIDE; sb++) {
+            for (int s = sg; s < se; s++) {
+                const lr_strip st = lr_strip_at(&c->parts, c->w, s);
+                unpack[c->w->type](&st, sb, &p[s - sg]);
+            }
+            for (int t = 0; t < nt; t++) {
+                const size_t r = row + 16 * (size_t)t;
+                prepare(c->f, c->qa, r, sb, c->nr, &x[t & 1]);
+                for (int s = sg; s < se; s++) call_unit(c, &p[s - sg], &x[t & 1], r, sb, s);
+            }
+            call_end(c);
         }
-        for (int t = 0; t < nt; t++) {
-            const size_t r = row + 16 * (size_t)t;
-            prepare(f, qa, r, sb, nr, &x[t & 1]);
-            for (int s = s0; s < s1; s++, n ^= 1) {
-                units[n] = (unit){&p[s - s0], &x[t & 1], y + r * ldy + 16 * (size_t)s, sums[n], strip_mask(w, s)};
-                steps(&units[n], last, sb == 0, nr, ldy);
-                last = &units[n];
+    }
+}
+
+/* The same for few tiles: strip after strip, as they lie in memory, unpacked where it stays in L1. */
+static void few_tiles(wide_call *c, size_t row, int nt, int s0, int s1)
+{
+    wide_panel p[2];
+    wide_rows x[2];
+    for (int s = s0, i = 0; s < s1; s++) {
+        const lr_strip st = lr_strip_at(&c->parts, c->w, s);
+        for (size_t sb = 0; sb < (size_t)c->w->k / LR_WIDE; sb++, i ^= 1) {
+            unpack[c->w->type](&st, sb, &p[i]);
+            for (int t = 0; t < nt; t++) {
+                const size_t r = row + 16 * (size_t)t;
+                prepare(c->f, c->qa, r, sb, c->nr, &x[c->n]);
+                call_unit(c, &p[i], &x[c->n], r, sb, s);
             }
         }
-        steps(NULL, last, sb == 0, nr, ldy);
     }
+    call_end(c);
 }
 
 void lr_gemm_wide_amx(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
 {
     const lr_form *f = lr_form_of(w->type);
-    int r = 0;
-    if (s0 >= s1) return;
     const int tiles = m / 16, rest = m % 16;
-    configure(16);
-    for (int s = s0; tiles && s < s1; s += STRIPS)
-        group(w, f, qa, 0, tiles, 16, y, ldy, s, s + STRIPS < s1 ? s + STRIPS : s1);
-    r = 16 * tiles;
+    wide_call c = {.w = w, .f = f, .parts = lr_form_parts(f, w->k), .qa = qa, .y = y, .ldy = ldy, .step = step_of(f)};
+    if (s0 >= s1) return;
+    if (tiles) {
+        configure(c.nr = 16);
+        (tiles > FEW_TILES ? many_tiles : few_tiles)(&c, 0, tiles, s0, s1);
+    }
     if (rest > LAST) {
-        configure(rest);
-        for (int s = s0; s < s1; s += STRIPS)
-            group(w, f, qa, (size_t)r, 1, rest, y, ldy, s, s + STRIPS < s1 ? s + STRIPS : s1);
-        r = m;
+        configure(c.nr = rest);
+        few_tiles(&c, 16 * (size_t)tiles, 1, s0, s1);
     }
     _tile_release();
-    if (r < m) {
-        const lr_qact few = lr_qact_at(*qa, (size_t)r * (size_t)qa->k);
-        lr_gemm_few_wide_avx512(w, &few, m - r, y + (size_t)r * ldy, ldy, s0, s1);
+    if (rest && rest <= LAST) {
+        const size_t row = 16 * (size_t)tiles;
+        const lr_qact few = lr_qact_at(*qa, row * (size_t)qa->k);
+        lr_gemm_few_wide_avx512(w, &few, rest, y + row * ldy, ldy, s0, s1);
     }
 }

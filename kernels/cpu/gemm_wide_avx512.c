@@ -6,7 +6,7 @@
  */
 #include "cpu/gemm_wide_avx512.h"
 
-enum { SIDE = 4 }; /* rows whose products run side by side */
+enum { SIDE = 4 }; /* rows whose products run side by side: a block is unpacked for each so many */
 
 /* Whether the sums of low parts of a sub-block fit into 16 bits. */
 INLINE bool low_is_short(const lr_form f)
@@ -42,30 +42,28 @@ typedef struct begin {
     int32_t v[32];
 } begin;
 
-INLINE begin begin_of(const lr_form f, const lr_qact *qa, size_t row, size_t sb)
+INLINE void begin_set(const lr_form f, const lr_qact *qa, size_t row, size_t sb, begin *o)
 {
-    begin o;
-    const __m512i sums = wide_sums(qa, row, sb);
+    const __m512i sums = wide_sums(qa, row, sb), zero = _mm512_set1_epi32(-f.zero);
     if (f.sub == 32) {
-        _mm512_storeu_si512(o.v, _mm512_madd_epi16(sums, _mm512_set1_epi16((short)-f.zero)));
-        return o;
+        _mm512_storeu_si512(o->v, _mm512_madd_epi16(sums, _mm512_set1_epi16((short)-f.zero)));
+        return;
     }
-    const __m512i zero = _mm512_set1_epi32(-f.zero);
-    _mm512_storeu_si512(o.v, _mm512_mullo_epi32(zero, _mm512_cvtepi16_epi32(_mm512_castsi512_si256(sums))));
-    _mm512_storeu_si512(o.v + 16, _mm512_mullo_epi32(zero, _mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(sums, 1))));
-    return o;
+    const __m512i first = _mm512_cvtepi16_epi32(_mm512_castsi512_si256(sums));
+    const __m512i second = _mm512_cvtepi16_epi32(_mm512_extracti64x4_epi64(sums, 1));
+    _mm512_storeu_si512(o->v, _mm512_mullo_epi32(zero, first));
+    _mm512_storeu_si512(o->v + 16, _mm512_mullo_epi32(zero, second));
 }
 
-/* Block i of the super-block, rows r0.. of nr: adds to H, L and T. */
-INLINE void add_block_wide(const lr_form f, const int r0, const int nr, const __m512i w[8], const sub_scales *sc,
-                           const row_bases *x, size_t at, int i, const begin *begins, __m512i *hs, __m512i *ls)
+/* Block i of the super-block, nr rows: adds to H and L. */
+INLINE void add_block_wide(const lr_form f, const int nr, const __m512i w[8], const sub_scales *sc, const row_bases *x,
+                           size_t at, int i, const begin *begins, __m512i *hs, __m512i *ls)
 {
     __m512i h[SIDE][2], l[SIDE][2];
     const size_t from = 2 * (at * 32 & ~(size_t)63) + at * 32 % 64;
 #pragma GCC unroll 4
-    for (int r = 0; r < SIDE; r++) {
-        if (r0 + r >= nr) continue;
-        const int32_t *v = begins[r0 + r].v + (f.sub == 32 ? 2 : 4) * i;
+    for (int r = 0; r < nr; r++) {
+        const int32_t *v = begins[r].v + (f.sub == 32 ? 2 : 4) * i;
         h[r][0] = f.zero ? _mm512_set1_epi32(v[0]) : _mm512_setzero_si512();
         h[r][1] = f.zero && f.sub == 16 ? _mm512_set1_epi32(v[1]) : _mm512_setzero_si512();
         l[r][0] = f.zero ? _mm512_set1_epi32(v[f.sub == 32 ? 1 : 2]) : _mm512_setzero_si512();
@@ -75,16 +73,14 @@ INLINE void add_block_wide(const lr_form f, const int r0, const int nr, const __
     for (int g = 0; g < 8; g++) {
         const int half = f.sub == 16 && g >= 4;
 #pragma GCC unroll 4
-        for (int r = 0; r < SIDE; r++) {
-            if (r0 + r >= nr) continue;
-            h[r][half] = _mm512_dpbusd_epi32(h[r][half], w[g], activations(x, r0 + r, from + 4 * (size_t)g));
-            l[r][half] = _mm512_dpbusd_epi32(l[r][half], w[g], activations(x, r0 + r, from + 64 + 4 * (size_t)g));
+        for (int r = 0; r < nr; r++) {
+            h[r][half] = _mm512_dpbusd_epi32(h[r][half], w[g], activations(x, r, from + 4 * (size_t)g));
+            l[r][half] = _mm512_dpbusd_epi32(l[r][half], w[g], activations(x, r, from + 64 + 4 * (size_t)g));
         }
     }
 #pragma GCC unroll 4
-    for (int r = 0; r < SIDE; r++) {
-        if (r0 + r >= nr) continue;
-        __m512i *ho = &hs[r0 + r], *lo = &ls[r0 + r];
+    for (int r = 0; r < nr; r++) {
+        __m512i *ho = &hs[r], *lo = &ls[r];
         *ho = _mm512_add_epi32(*ho, _mm512_mullo_epi32(h[r][0], sc->sc0));
         if (f.sub == 16) *ho = _mm512_add_epi32(*ho, _mm512_mullo_epi32(h[r][1], sc->sc1));
         if (low_is_short(f)) {
@@ -103,18 +99,18 @@ INLINE void few_wide(const lr_form f, const int nr, const lr_strip *st, const lr
     const size_t supers = (size_t)qa->k / LR_WIDE, step = form_bytes(f);
     const uint8_t *ahead = st->q + FEW_AHEAD;
     const row_bases x = bases_of(qa, row);
-    __m512 acc[FEW];
-#pragma GCC unroll 8
+    __m512 acc[SIDE];
+#pragma GCC unroll 4
     for (int r = 0; r < nr; r++) acc[r] = _mm512_setzero_ps();
     for (size_t sb = 0; sb < supers; sb++) {
-        begin begins[FEW];
-        wide_row rows[FEW];
-        __m512i h[FEW], l[FEW], t[FEW];
-#pragma GCC unroll 8
+        begin begins[SIDE];
+        wide_row rows[SIDE];
+        __m512i h[SIDE], l[SIDE];
+#pragma GCC unroll 4
         for (int r = 0; r < nr; r++) {
-            if (f.zero) begins[r] = begin_of(f, qa, row + (size_t)r, sb);
-            rows[r] = wide_row_of(f, qa, row + (size_t)r, sb);
-            h[r] = l[r] = t[r] = _mm512_setzero_si512();
+            if (f.zero) begin_set(f, qa, row + (size_t)r, sb, &begins[r]);
+            wide_row_set(f, qa, row + (size_t)r, sb, &rows[r]);
+            h[r] = l[r] = _mm512_setzero_si512();
         }
         for (int i = 0; i < 8; i++) {
             const size_t at = 8 * sb + (size_t)i;
@@ -122,27 +118,16 @@ INLINE void few_wide(const lr_form f, const int nr, const lr_strip *st, const lr
             __m512i w[8];
             unpack512(f, st->q + at * (size_t)f.main * 64, st->h + at * (size_t)f.extra * 64, w);
             const sub_scales sc = sub_scales_of(f, st, at);
-#pragma GCC unroll 2
-            for (int r0 = 0; r0 < nr; r0 += SIDE) add_block_wide(f, r0, nr, w, &sc, &x, at, i, begins, h, l);
-            if (!f.min) continue;
-            __m512i high, low;
-            if (f.sub == 32)
-                high = wide_sub32(st->sm + at * 16);
-            else
-                wide_sub16(st->sc + at * 32, &high, &low);
-#pragma GCC unroll 8
-            for (int r = 0; r < nr; r++) {
-                const int32_t *pair = rows[r].pair + (f.sub == 32 ? i : 2 * i);
-                t[r] = _mm512_dpwssd_epi32(t[r], high, _mm512_set1_epi32(pair[0]));
-                if (f.sub == 16) t[r] = _mm512_dpwssd_epi32(t[r], low, _mm512_set1_epi32(pair[1]));
-            }
+            add_block_wide(f, nr, w, &sc, &x, at, i, begins, h, l);
         }
-        const wide_scales s = {
-            halves512(st->d + sb * 32), f.min ? negate512(halves512(st->m + sb * 32)) : _mm512_setzero_ps(), {{0}}};
-#pragma GCC unroll 8
-        for (int r = 0; r < nr; r++) acc[r] = add_super(f, &s, &rows[r], h[r], l[r], t[r], acc[r]);
+        const wide_scales s = wide_scales_of(f, st, sb);
+#pragma GCC unroll 4
+        for (int r = 0; r < nr; r++) {
+            const __m512i t = f.min ? wide_minima(f, &s, &rows[r]) : _mm512_setzero_si512();
+            acc[r] = add_super(f, &s, &rows[r], h[r], l[r], t, acc[r]);
+        }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 4
     for (int r = 0; r < nr; r++) _mm512_mask_storeu_ps(y + (size_t)r * ldy, mask, acc[r]);
 }
 
@@ -157,13 +142,12 @@ typedef void few512(const lr_strip *st, const lr_qact *qa, size_t row, float *y,
     FEW_ROWS(type, 1, __VA_ARGS__)                                                                                     \
     FEW_ROWS(type, 2, __VA_ARGS__)                                                                                     \
     FEW_ROWS(type, 3, __VA_ARGS__)                                                                                     \
-    FEW_ROWS(type, 4, __VA_ARGS__)                                                                                     \
-    FEW_ROWS(type, 8, __VA_ARGS__)
+    FEW_ROWS(type, 4, __VA_ARGS__)
 LR_SUPER_LIST(X)
 #undef X
 
-static few512 *const few[LR_DTYPE_MAX][FEW + 1] = {
-#define X(type, ...) [LR_##type] = {[1] = few1_##type, few2_##type, few3_##type, few4_##type, [8] = few8_##type},
+static few512 *const few[LR_DTYPE_MAX][SIDE + 1] = {
+#define X(type, ...) [LR_##type] = {[1] = few1_##type, few2_##type, few3_##type, few4_##type},
     LR_SUPER_LIST(X)
 #undef X
 };
@@ -174,7 +158,7 @@ void lr_gemm_few_wide_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float
     for (int s = s0; s < s1; s++) {
         const lr_strip st = lr_strip_at(&parts, w, s);
         for (int r = 0, n; r < m; r += n) {
-            n = m - r == FEW ? FEW : m - r < 4 ? m - r : 4;
+            n = m - r < SIDE ? m - r : SIDE;
             few[w->type][n](&st, qa, (size_t)r, y + 16 * (size_t)s, ldy, strip_mask(w, s));
         }
     }

@@ -49,17 +49,15 @@ INLINE __m512i wide_sums(const lr_qact *qa, size_t row, size_t sb)
     return _mm512_loadu_si512(qa->sum16 + (row * (size_t)qa->k + sb * LR_WIDE) / 8);
 }
 
-INLINE wide_row wide_row_of(const lr_form f, const lr_qact *qa, size_t row, size_t sb)
+INLINE void wide_row_set(const lr_form f, const lr_qact *qa, size_t row, size_t sb, wide_row *o)
 {
-    wide_row o = {0};
-    o.sx = qa->scale[row * ((size_t)qa->k / LR_WIDE) + sb];
-    if (!f.min) return o;
+    o->sx = qa->scale[row * ((size_t)qa->k / LR_WIDE) + sb];
+    if (!f.min) return;
     const __m512i sums = wide_sums(qa, row, sb);
     if (f.sub == 32)
-        _mm256_storeu_si256((__m256i *)o.pair, _mm512_cvtepi32_epi16(_mm512_madd_epi16(sums, _mm512_set1_epi16(1))));
+        _mm256_storeu_si256((__m256i *)o->pair, _mm512_cvtepi32_epi16(_mm512_madd_epi16(sums, _mm512_set1_epi16(1))));
     else
-        _mm512_storeu_si512(o.pair, sums);
-    return o;
+        _mm512_storeu_si512(o->pair, sums);
 }
 
 /* T of a row. */
