@@ -234,7 +234,7 @@ static int gemm_strips(const run_ctx *c, const stage *s, int rows)
     }
     const int step = glu_is_wide(c->p, s) ? LR_WIDE / LR_STRIP : 2, most = rows > 8 ? 8 : 64;
     int n = total / (c->n_threads * 6);
-    n = (n > most ? most : n) / step * step;
+    n = ((n > most ? most : n) + step / 2) / step * step;
     return n < step ? step : n;
 }
 
