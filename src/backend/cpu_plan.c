@@ -82,10 +82,13 @@ static int copy_sinks(builder *b, const lr_attn *a, const float **out, lr_error 
     return 0;
 }
 
+/* Whether w takes rows of 14 bits. */
+static bool is_wide(const builder *b, const lr_weight *w) { return b->p->be->fine && lr_pack_super(w->type); }
+
 /* The quantized twin of a value, in the form that w takes; adds the operation that makes it at the first call. */
 static int quantized(builder *b, int value, const lr_weight *w)
 {
-    const bool wide = b->p->be->fine && lr_pack_super(w->type);
+    const bool wide = is_wide(b, w);
     int *twin = &b->quant_of[2 * value + wide];
     if (*twin < 0) {
         const value_info *v = &b->p->values[value];
@@ -124,14 +127,19 @@ static int find_route(const lr_plan *p, int value, int kind)
     return -1;
 }
 
-/* Token rows as slots of a route, quantized or not; the operation that makes them is added at the first call. */
-static int spread(builder *b, int value, int route, int sorted, bool quant)
+/* Token rows as slots of a route, quantized as w takes them, or floats for w = NULL; the operation that makes them is
+ * added at the first call. */
+static int spread(builder *b, int value, int route, int sorted, const lr_weight *w)
 {
     lr_plan *p = b->p;
-    int kind = quant ? OP_SPREAD_QUANT : OP_SPREAD;
+    const bool wide = w && is_wide(b, w);
+    int kind = w ? OP_SPREAD_QUANT : OP_SPREAD;
     for (int i = 0; i < p->n_ops; i++)
-        if (p->ops[i].kind == kind && p->ops[i].in[0] == value && p->ops[i].route == route) return p->ops[i].out;
-    int out = push_value(b, p->values[value].width, p->routes[route].narrow, quant, route);
+        if (p->ops[i].kind == kind && p->ops[i].in[0] == value && p->ops[i].route == route &&
+            p->values[p->ops[i].out].wide == wide)
+            return p->ops[i].out;
+    int out = push_value(b, p->values[value].width, p->routes[route].narrow, w != NULL, route);
+    p->values[out].wide = wide;
     plan_op *o = push_op(b);
     o->kind = kind;
     o->route = route;
@@ -153,8 +161,8 @@ static int convert_slots(builder *b, const lr_op *s, lr_error *err)
         return lr_fail(err, LR_EINVAL, "experts of two routes");
     if (s->kind == LR_OP_EXPERTS) {
         int sorted = p->ops[sort].out;
-        in[1] = !packed ? -1 : slots ? quantized(b, s->in[0]) : spread(b, s->in[0], route, sorted, true);
-        if (!slots) in[0] = packed ? -1 : spread(b, s->in[0], route, sorted, false);
+        in[1] = !packed ? -1 : slots ? quantized(b, s->in[0], s->w) : spread(b, s->in[0], route, sorted, s->w);
+        if (!slots) in[0] = packed ? -1 : spread(b, s->in[0], route, sorted, NULL);
     }
     plan_op *o = push_op(b);
     o->kind = (int)s->kind;
