@@ -374,7 +374,7 @@ static void compare(void)
         free_batch(&b);
         dm_close(&cpu);
         compare_one(&s, s.type, s.down_type, want, rows, LR_COMPUTE_FAST, "default", 1e-3);
-        compare_one(&s, s.type, s.down_type, want, rows, LR_COMPUTE_F32, "f32", 1e-6);
+        compare_one(&s, s.type, s.down_type, want, rows, LR_COMPUTE_F32, "f32", 1e-9);
         compare_one(&s, s.type, s.down_type, want, rows, LR_COMPUTE_LOOSE, "loose", 1e-2);
     }
     free(want);

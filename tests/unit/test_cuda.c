@@ -224,7 +224,7 @@ static void test_f32(void **st)
 {
     (void)st;
     if (missing) skip();
-    for (int i = 0; i < N_MODELS; i++) against_cpu(&models[i].s, models[i].name, LR_COMPUTE_F32, 1e-6);
+    for (int i = 0; i < N_MODELS; i++) against_cpu(&models[i].s, models[i].name, LR_COMPUTE_F32, 1e-10);
 }
 
 static void test_default(void **st)
