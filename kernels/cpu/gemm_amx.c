@@ -183,9 +183,9 @@ static const char *way(const lr_gemm_w *w, const lr_qact *qa, int m)
 {
     if (w->packed && qa->h) return "bf16 tiles";
     return !w->packed || m <= (qa->wide ? WIDE_FEW : FEW) ? lr_way_avx512(w, qa, m)
-           : qa->wide             ? "int8 tiles, 14-bit rows"
-           : qa->fine             ? "int8 tiles, 11-bit rows"
-                                  : "int8 tiles";
+           : qa->wide                                     ? "int8 tiles, 14-bit rows"
+           : qa->fine                                     ? "int8 tiles, 11-bit rows"
+                                                          : "int8 tiles";
 }
 
 void lr_gemm_fill_amx(lr_cpu_kernels *k)

@@ -196,8 +196,8 @@ function Graph:slice(x, heads, first, n)
   return node(self, self.core:slice(id_of(self, x, "slice"), heads, first, n))
 end
 
---- Each of `heads` parts of a with that of b behind it, or with the whole of b where b has n values in all; b = nil: with
---- n zeros.
+--- Each of `heads` parts of a with that of b behind it, or with the whole of b where b has n values in all; b = nil:
+--- with n zeros.
 function Graph:concat(a, b, heads, n)
   return node(self, self.core:concat(id_of(self, a, "concat"), b and id_of(self, b, "concat") or nil, heads, n))
 end

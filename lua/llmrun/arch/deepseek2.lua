@@ -1,7 +1,7 @@
 --- DeepSeek V2, V2-Lite, V3, R1: multi-head latent attention and experts with shared ones. arXiv:2405.04434, 2412.19437
--- Keys and values of all heads are made from one short vector; a part of each key, the same for all heads, has RoPE. This
--- is the expanded form: keys and values of each head are kept, the values with zeros up to the keys' width. Files with
--- attn_k_b and attn_v_b in place of attn_kv_b are made for the absorbed form, which is not there yet.
+-- Keys and values of all heads are made from one short vector; a part of each key, the same for all heads, has RoPE.
+-- This is the expanded form: keys and values of each head are kept, the values with zeros up to the keys' width. Files
+-- with attn_k_b and attn_v_b in place of attn_kv_b are made for the absorbed form, which is not there yet.
 return function(g, hp)
   local x = g:embed "token_embd"
   local rank, rot = hp:get("attention.kv_lora_rank", "count"), hp.rope.rot
