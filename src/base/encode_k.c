@@ -64,7 +64,8 @@ static bool solve_range(const shape *f, const float *x, const float *w, const su
 {
     double aa = 0, ab = 0, bb = 0, ax = 0, bx = 0;
     for (int i = 0; i < 256; i++) {
-        double p = (double)b->scale[i / f->size] * b->q[i], m = -(double)b->min[i / f->size];
+        int k = i / f->size;
+        double p = (double)b->scale[k] * b->q[i], m = -(double)b->min[k];
         aa += w[i] * p * p;
         ab += w[i] * p * m;
         bb += w[i] * m * m;
@@ -153,7 +154,8 @@ static float solve_signed(const shape *f, const float *x, const float *w, const 
 {
     double aa = 0, ax = 0;
     for (int i = 0; i < 256; i++) {
-        double p = (double)b->scale[i / f->size] * (f->level ? f->level[b->q[i]] : b->q[i]);
+        int k = i / f->size;
+        double p = (double)b->scale[k] * (f->level ? f->level[b->q[i]] : b->q[i]);
         aa += w[i] * p * p;
         ax += w[i] * p * x[i];
     }
