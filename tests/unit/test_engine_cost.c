@@ -43,8 +43,14 @@ static void null_free(lr_model *m)
     free(m);
 }
 
-static const lr_model_ops null_ops = {null_free,  null_start, null_forward, null_copy,
-                                      null_bytes, null_read,  null_write,   null_memory};
+static const lr_model_ops null_ops = {.free = null_free,
+                                      .start = null_start,
+                                      .forward = null_forward,
+                                      .kv_copy = null_copy,
+                                      .kv_block_bytes = null_bytes,
+                                      .kv_read = null_read,
+                                      .kv_write = null_write,
+                                      .memory = null_memory};
 
 static lr_engine *null_engine(const lr_engine_config *cfg, int n_ctx)
 {
