@@ -307,16 +307,6 @@ static void open_model(dm_model *m, lr_backend *be, const dm_shape *s, int kv, i
     if (dm_open(m, be, s, &err) || dm_start(m, kv, blocks, 16, rows, outs, &err)) die(err.text);
 }
 
-static double error_of(const float *a, const float *b, size_t n)
-{
-    double d = 0, v = 0;
-    for (size_t i = 0; i < n; i++) {
-        d += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
-        v += (double)b[i] * (double)b[i];
-    }
-    return v > 0 ? d / v : 1;
-}
-
 /* Logits behind a prompt of `rows`, whole; then in chunks of 1 and 7, whose bits must be the same. */
 static void compare_one(const dm_shape *s, int type, int down, const float *want, int rows, lr_compute compute,
                         const char *mode, double most)
@@ -339,7 +329,7 @@ static void compare_one(const dm_shape *s, int type, int down, const float *want
         free_batch(&b);
     }
     bool same = memcmp(got, parts, (size_t)s->vocab * sizeof *got) == 0, bits = compute != LR_COMPUTE_LOOSE;
-    double e = error_of(got, want, (size_t)s->vocab);
+    double e = dm_error(got, want, (size_t)s->vocab);
     printf("{\"what\":\"model\",\"math\":\"%s\",\"type\":\"%s\",\"error\":%.3g,\"most\":%.3g,\"same_bits\":%s,\"good\":"
            "%s}\n",
            mode, lr_dtype_name(type), e, most, same ? "true" : "false",

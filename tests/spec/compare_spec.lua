@@ -3,17 +3,13 @@
 local core = require "llmrun.core"
 local llm = require "llmrun"
 local gguf = dofile "tests/spec/gguf_support.lua"
+local shell = dofile "tests/spec/shell_support.lua"
 
 local folder, text
 
-local function path(name) return folder .. "/" .. name end
+local function path(name) return folder:at(name) end
 
-local function run(command)
-    local p <close> = assert(io.popen(("cd '%s'; '%s' %s 2>errors; echo \"|$?\""):format(folder, core.executable(), command)))
-    local out, status = p:read("a"):match("^(.*)|(%d+)\n$")
-    local f <close> = assert(io.open(path "errors"))
-    return out, f:read("a"), tonumber(status)
-end
+local function run(line) return folder:llmrun(line) end
 
 local function compared(line)
     local out, err, status = run(("compare %s -f text --window 64 --json"):format(line))
@@ -24,9 +20,7 @@ end
 
 describe("llmrun compare", function()
     setup(function()
-        folder = os.tmpname()
-        os.remove(folder)
-        assert(os.execute(("mkdir '%s'"):format(folder)))
+        folder = shell.folder()
         gguf.tiny(path "a.gguf")
         run "quantize a.gguf b.gguf --type Q4_0 -q"
         run "quantize a.gguf c.gguf --type Q8_0 -q"
@@ -36,7 +30,7 @@ describe("llmrun compare", function()
         local f <close> = assert(io.open(path "text", "w"))
         f:write(text)
     end)
-    teardown(function() os.execute(("rm -r '%s'"):format(folder)) end)
+    teardown(function() folder:remove() end)
 
     it("finds a model to be itself", function()
         local r = compared "a.gguf a.gguf"

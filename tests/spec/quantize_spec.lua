@@ -4,22 +4,15 @@ local core = require "llmrun.core"
 local llm = require "llmrun"
 local quantize = require "llmrun.quantize"
 local gguf = dofile "tests/spec/gguf_support.lua"
+local shell = dofile "tests/spec/shell_support.lua"
 
 local folder
 
-local function path(name) return folder .. "/" .. name end
+local function path(name) return folder:at(name) end
 
 local function exists(name) return core.stat(path(name)) ~= nil end
 
--- A command line, from the folder: output, errors, status.
-local function llmrun(line)
-    local p <close> = assert(io.popen(("cd '%s'; '%s' %s 2>errors; echo \"|$?\""):format(folder, core.executable(), line)))
-    local out, status = p:read("a"):match("^(.*)|(%d+)\n$")
-    local f <close> = assert(io.open(path "errors"))
-    return out, f:read("a"), tonumber(status)
-end
-
-local function run(line) return llmrun("quantize " .. line) end
+local function run(line) return folder:llmrun("quantize " .. line) end
 
 local function types_of(name)
     local file <close> = assert(core.gguf_open(path(name)))
@@ -61,12 +54,10 @@ end
 
 describe("llmrun quantize", function()
     setup(function()
-        folder = os.tmpname()
-        os.remove(folder)
-        assert(os.execute(("mkdir '%s'"):format(folder)))
+        folder = shell.folder()
         gguf.tiny(path "tiny.gguf")
     end)
-    teardown(function() os.execute(("rm -r '%s'"):format(folder)) end)
+    teardown(function() folder:remove() end)
 
     it("gives tensors the types of a mix", function()
         local shapes = { attn_q = { 512, 512 }, attn_v = { 512, 128 }, attn_output = { 512, 512 }, ffn_up = { 512, 2048 },
@@ -198,7 +189,7 @@ describe("llmrun quantize", function()
         assert.equal(1, status)
         assert.matches("tensor 'blk.1.ffn_up.weight' has values that Q4_0 can't hold", err)
         assert.same(before, { core.stat(path "old.gguf") })
-        for _, name in ipairs(core.list(folder)) do assert.not_matches("^%.?old.gguf.+", name) end
+        for _, name in ipairs(core.list(folder.path)) do assert.not_matches("^%.?old.gguf.+", name) end
         -- a file may be written over itself: it is read to the end first
         local _, e2, s2 = run "old.gguf old.gguf --type F16 --requantize"
         assert.equal("", e2)
@@ -216,14 +207,12 @@ end)
 
 describe("llmrun imatrix", function()
     setup(function()
-        folder = os.tmpname()
-        os.remove(folder)
-        assert(os.execute(("mkdir '%s'"):format(folder)))
+        folder = shell.folder()
         gguf.tiny(path "tiny.gguf")
         local f <close> = assert(io.open(path "text", "w"))
         for i = 1, 60 do f:write(("%d times %d is %d. "):format(i, i + 1, i * (i + 1))) end
     end)
-    teardown(function() os.execute(("rm -r '%s'"):format(folder)) end)
+    teardown(function() folder:remove() end)
 
     -- Mean squares of what the first layer's projections get: the normalised embeddings.
     local function expected(ids)
@@ -250,7 +239,7 @@ describe("llmrun imatrix", function()
         table.remove(ids, 64)
         local want, texts = expected(ids), {}
         for i, flags in ipairs { "-t 1", "-t 2", "-t 1 --compute f32" } do
-            local out, err = llmrun(("imatrix -m tiny.gguf -f text -o im --tokens 128 --window 64 %s"):format(flags))
+            local out, err = folder:llmrun(("imatrix -m tiny.gguf -f text -o im --tokens 128 --window 64 %s"):format(flags))
             assert.equal("", err)
             assert.equal("im: 15 matrices over 126 tokens in 2 windows\n", out)
             local list, n = quantize.importance(path "im")
@@ -279,7 +268,7 @@ describe("llmrun imatrix", function()
             ["-m tiny.gguf -f none -o im"] = "none: No such file",
             ["-m tiny.gguf -f text -o /no/folder/im --tokens 64"] = "/no/folder/im",
         } do
-            local _, err, status = llmrun("imatrix " .. line)
+            local _, err, status = folder:llmrun("imatrix " .. line)
             assert.matches(want, err)
             assert.not_matches("traceback", err)
             assert.is_true(status ~= 0, line)

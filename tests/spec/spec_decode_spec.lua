@@ -1,5 +1,6 @@
 -- Speculation: whatever drafts, nobody can tell from the text; each way that a run of drafts can end; distributions.
 local llm = require "llmrun"
+local drafts = dofile "tests/spec/draft_support.lua"
 
 local slow = os.getenv "LLMRUN_TEST_SANITIZE" ~= nil
 
@@ -25,30 +26,7 @@ local function model_of(opts)
     return llm.scripted(o)
 end
 
--- One generation: its result, with the ids of the session behind it.
-local function run(m, o, prompt)
-    local s <close> = m:session()
-    s:append(prompt or "hello abcab")
-    local r = s:gen(o)
-    m:check()
-    r.all = s.tokens
-    return r
-end
-
--- The same options with and without speculation: (with, without).
-local function both(m, o, speculate, prompt)
-    local off, on = {}, {}
-    for k, v in pairs(o) do off[k], on[k] = v, v end
-    on.speculate = speculate
-    local a, b = run(m, off, prompt), run(m, on, prompt)
-    assert.same(a.tokens, b.tokens)
-    assert.same(a.all, b.all)
-    assert.equal(a.text, b.text)
-    assert.equal(a.finish_reason, b.finish_reason)
-    assert.equal(a.stop, b.stop)
-    assert.equal(a.stop_token, b.stop_token)
-    return b, a
-end
+local run, both = drafts.run, drafts.both
 
 -- A drafter that knows the future: what the model says after `prompt`, and more.
 local function oracle(m, o, prompt, extra)

@@ -1,35 +1,13 @@
 -- Drafts by the model itself: its first layers. The text is that of no speculation, to the last bit, on real kernels.
 local llm = require "llmrun"
+local drafts = dofile "tests/spec/draft_support.lua"
 local gguf = dofile "tests/spec/gguf_support.lua"
 
 local slow = os.getenv "LLMRUN_TEST_SANITIZE" ~= nil
 
-local function run(m, o, prompt)
-    local s <close> = m:session()
-    s:append(prompt or "hello abcab")
-    local r = s:gen(o)
-    m:check()
-    r.all = s.tokens
-    return r
-end
+local run, both = drafts.run, drafts.both
 
--- The same options with and without speculation: (with, without).
-local function both(m, o, speculate, prompt)
-    local off, on = {}, {}
-    for k, v in pairs(o) do off[k], on[k] = v, v end
-    on.speculate = speculate
-    local a, b = run(m, off, prompt), run(m, on, prompt)
-    for _, field in ipairs { "tokens", "all", "text", "finish_reason", "stop", "stop_token", "logprobs" } do
-        assert.same(a[field], b[field])
-    end
-    return b, a
-end
-
-local function raises(pattern, fn)
-    local ok, err = pcall(fn)
-    assert.is_false(ok)
-    assert.matches(pattern, tostring(err), 1, true)
-end
+local raises = dofile("tests/spec/program_support.lua").raises
 
 describe("early exit", function()
     local path, idle = os.tmpname(), os.tmpname()

@@ -1,5 +1,6 @@
 -- Drafts that branch: the text, to the last bit, is that of no speculation, wherever the way through a tree leads.
 local llm = require "llmrun"
+local drafts = dofile "tests/spec/draft_support.lua"
 local gguf = dofile "tests/spec/gguf_support.lua"
 
 local slow = os.getenv "LLMRUN_TEST_SANITIZE" ~= nil
@@ -23,26 +24,7 @@ local function model_of(opts)
     return llm.scripted(o)
 end
 
-local function run(m, o, prompt)
-    local s <close> = m:session()
-    s:append(prompt or "hello abcab")
-    local r = s:gen(o)
-    m:check()
-    r.all = s.tokens
-    return r
-end
-
--- The same options with and without speculation: (with, without).
-local function both(m, o, speculate, prompt)
-    local off, on = {}, {}
-    for k, v in pairs(o) do off[k], on[k] = v, v end
-    on.speculate = speculate
-    local a, b = run(m, off, prompt), run(m, on, prompt)
-    for _, field in ipairs { "tokens", "all", "text", "finish_reason", "stop", "stop_token", "logprobs" } do
-        assert.same(a[field], b[field])
-    end
-    return b, a
-end
+local run, both = drafts.run, drafts.both
 
 -- A drafter of random trees around the truth: each node has up to `wide` children, one of them right with odds of 2/3.
 local function forest(m, o, prompt, seed, wide)

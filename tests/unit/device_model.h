@@ -344,4 +344,15 @@ static inline int dm_open(dm_model *m, lr_backend *be, const dm_shape *s, lr_err
     return rc;
 }
 
+/* Square error of n values, as a share of the square of what they should be. */
+static inline double dm_error(const float *a, const float *b, size_t n)
+{
+    double d = 0, v = 0;
+    for (size_t i = 0; i < n; i++) {
+        d += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
+        v += (double)b[i] * (double)b[i];
+    }
+    return v > 0 ? d / v : 1;
+}
+
 #endif

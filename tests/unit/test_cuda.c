@@ -163,16 +163,6 @@ static const struct {
 };
 enum { N_MODELS = sizeof models / sizeof *models };
 
-static double error_of(const float *a, const float *b, size_t n)
-{
-    double d = 0, v = 0;
-    for (size_t i = 0; i < n; i++) {
-        d += ((double)a[i] - (double)b[i]) * ((double)a[i] - (double)b[i]);
-        v += (double)b[i] * (double)b[i];
-    }
-    return v > 0 ? d / v : 1;
-}
-
 static int best(const float *l, int n)
 {
     int b = 0;
@@ -203,7 +193,7 @@ static void against_cpu(const dm_shape *s, const char *name, lr_compute compute,
         int ones[] = {1, 1, 1};
         run(&cpu, pa, step ? ones : prompt, 3, false, x);
         run(&gpu, pb, step ? ones : prompt, 3, false, y);
-        double e = error_of(y, x, 3 * v);
+        double e = dm_error(y, x, 3 * v);
         if (!(e <= worst)) worst = e;
         for (int i = 0; i < 3; i++) { /* greedy, the CPU's choice for both */
             int t = best(x + (size_t)i * v, s->vocab);
@@ -342,7 +332,7 @@ static void test_loose(void **st)
     for (int i = 0; i < 2; i++) { /* 150 rows through bfloat16, one with activations of 8 bits */
         run(&cpu, &pa, i ? &one : &n, 1, false, x);
         run(&gpu, &pb, i ? &one : &n, 1, false, y);
-        double e = error_of(y, x, (size_t)s->vocab);
+        double e = dm_error(y, x, (size_t)s->vocab);
         if (!(e < 5e-3)) fail_msg("%d rows: normalised error %.3g", i ? 1 : n, e);
     }
     free(x);
