@@ -78,11 +78,7 @@ static int folder_tensors(lua_State *L)
         lua_setfield(L, -2, "bytes");
         lua_pushstring(L, lr_folder_path(f, file));
         lua_setfield(L, -2, "file");
-        lua_createtable(L, t->n_dims, 0);
-        for (int d = 0; d < t->n_dims; d++) {
-            lua_pushinteger(L, (lua_Integer)t->shape[d]);
-            lua_rawseti(L, -2, d + 1);
-        }
+        lr_lua_push_shape(L, t->shape, t->n_dims);
         lua_setfield(L, -2, "shape");
         lua_rawseti(L, -2, (lua_Integer)i + 1);
     }

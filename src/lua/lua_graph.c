@@ -164,11 +164,7 @@ static int gguf_tensors(lua_State *L)
         lua_setfield(L, -2, "type");
         lua_pushinteger(L, (lua_Integer)t->size);
         lua_setfield(L, -2, "bytes");
-        lua_createtable(L, t->n_dims, 0);
-        for (int d = 0; d < t->n_dims; d++) {
-            lua_pushinteger(L, (lua_Integer)t->ne[d]);
-            lua_rawseti(L, -2, d + 1);
-        }
+        lr_lua_push_shape(L, t->ne, t->n_dims);
         lua_setfield(L, -2, "shape");
         lua_rawseti(L, -2, (lua_Integer)i + 1);
     }

@@ -63,6 +63,9 @@ const int32_t *lr_lua_check_ids(lua_State *L, int idx, int64_t n_vocab, size_t *
 /* Pushes a list of n ids. */
 void lr_lua_push_ids(lua_State *L, const int32_t *ids, size_t n);
 
+/* Pushes a list of n lengths. */
+void lr_lua_push_shape(lua_State *L, const uint64_t *ne, int n);
+
 /* Optional fields of the option table at idx (idx may be nil or none: all default). Wrong types raise, naming the
  * field. */
 lua_Integer lr_lua_opt_int(lua_State *L, int idx, const char *field, lua_Integer def);

@@ -93,6 +93,15 @@ void lr_lua_push_ids(lua_State *L, const int32_t *ids, size_t n)
     }
 }
 
+void lr_lua_push_shape(lua_State *L, const uint64_t *ne, int n)
+{
+    lua_createtable(L, n, 0);
+    for (int d = 0; d < n; d++) {
+        lua_pushinteger(L, (lua_Integer)ne[d]);
+        lua_rawseti(L, -2, d + 1);
+    }
+}
+
 /* Pushes t[field] if idx holds a table and the field is there; LUA_TNIL (nothing pushed) otherwise. */
 static int get_field(lua_State *L, int idx, const char *field)
 {

@@ -66,53 +66,55 @@ static int done(lua_State *L, int failed, const lr_error *err)
     return 1;
 }
 
-/* w:put(key, type, value) -> true or nil, message, code. type: "u32", "f32", "bool", "str", or "[str]", "[u32]", ...
- * for a list. */
+/* The list at 4 as an array of a type, written "[f32]": strings, bools and numbers of 32 bits. */
+static int put_list(lua_State *L, writer_ud *u, const char *key, const char *type)
+{
+    static const struct {
+        const char *name;
+        int type;
+        size_t size;
+    } kinds[] = {{"[str]", LR_KV_STR, sizeof(lr_str)},
+                 {"[bool]", LR_KV_BOOL, 1},
+                 {"[f32]", LR_KV_F32, 4},
+                 {"[i32]", LR_KV_I32, 4},
+                 {"[u32]", LR_KV_U32, 4}};
+    size_t k = 0, n;
+    lr_error err;
+    while (k < sizeof kinds / sizeof *kinds && strcmp(type, kinds[k].name) != 0) k++;
+    luaL_argcheck(L, k < sizeof kinds / sizeof *kinds, 3, "no type of a list");
+    luaL_checktype(L, 4, LUA_TTABLE);
+    n = lua_rawlen(L, 4);
+    char *list = lua_newuserdatauv(L, (n + 1) * kinds[k].size, 0);
+    for (size_t i = 0; i < n; i++) {
+        int t = lua_rawgeti(L, 4, (lua_Integer)i + 1);
+        char *at = list + i * kinds[k].size;
+        if (kinds[k].type == LR_KV_STR) {
+            luaL_argcheck(L, t == LUA_TSTRING, 4, "a list of strings");
+            lr_str *s = (lr_str *)(void *)at;
+            s->s = lua_tolstring(L, -1, &s->n); /* the table keeps it */
+        } else if (kinds[k].type == LR_KV_BOOL) {
+            *at = (char)lua_toboolean(L, -1);
+        } else if (kinds[k].type == LR_KV_F32) {
+            float f = (float)luaL_checknumber(L, -1);
+            memcpy(at, &f, sizeof f);
+        } else {
+            uint32_t v = (uint32_t)luaL_checkinteger(L, -1);
+            memcpy(at, &v, sizeof v);
+        }
+        lua_pop(L, 1);
+    }
+    return done(L, lr_gguf_writer_array(u->w, key, kinds[k].type, list, n, &err), &err);
+}
+
+/* w:put(key, type, value) -> true or nil, message, code. type: "u32", "f32", "bool", "str", ..., or "[str]", "[bool]",
+ * "[f32]", "[i32]", "[u32]" for a list. */
 static int writer_put(lua_State *L)
 {
     lr_error err;
     writer_ud *u = check_writer(L);
     lr_gguf_kv kv = {.key = luaL_checkstring(L, 2)};
     const char *type = luaL_checkstring(L, 3);
-    lr_str *list = NULL;
-    if (strcmp(type, "[str]") == 0) {
-        luaL_checktype(L, 4, LUA_TTABLE);
-        size_t n = lua_rawlen(L, 4);
-        list = lua_newuserdatauv(L, (n + 1) * sizeof *list, 0);
-        for (size_t i = 0; i < n; i++) {
-            if (lua_rawgeti(L, 4, (lua_Integer)i + 1) != LUA_TSTRING) return luaL_argerror(L, 4, "a list of strings");
-            list[i].s = lua_tolstring(L, -1, &list[i].n);
-            lua_pop(L, 1); /* the table keeps it */
-        }
-        return done(L, lr_gguf_writer_array(u->w, kv.key, LR_KV_STR, list, n, &err), &err);
-    }
-    if (strcmp(type, "[bool]") == 0) {
-        luaL_checktype(L, 4, LUA_TTABLE);
-        size_t n = lua_rawlen(L, 4);
-        uint8_t *v = lua_newuserdatauv(L, n + 1, 0);
-        for (size_t i = 0; i < n; i++) {
-            lua_rawgeti(L, 4, (lua_Integer)i + 1);
-            v[i] = (uint8_t)lua_toboolean(L, -1);
-            lua_pop(L, 1);
-        }
-        return done(L, lr_gguf_writer_array(u->w, kv.key, LR_KV_BOOL, v, n, &err), &err);
-    }
-    if (strcmp(type, "[f32]") == 0 || strcmp(type, "[i32]") == 0 || strcmp(type, "[u32]") == 0) {
-        luaL_checktype(L, 4, LUA_TTABLE);
-        size_t n = lua_rawlen(L, 4);
-        uint32_t *v = lua_newuserdatauv(L, (n + 1) * sizeof *v, 0);
-        for (size_t i = 0; i < n; i++) {
-            lua_rawgeti(L, 4, (lua_Integer)i + 1);
-            float f = (float)luaL_checknumber(L, -1);
-            if (type[1] == 'f')
-                memcpy(v + i, &f, 4);
-            else
-                v[i] = (uint32_t)luaL_checkinteger(L, -1);
-            lua_pop(L, 1);
-        }
-        int t = type[1] == 'f' ? LR_KV_F32 : type[1] == 'i' ? LR_KV_I32 : LR_KV_U32;
-        return done(L, lr_gguf_writer_array(u->w, kv.key, t, v, n, &err), &err);
-    }
+    if (type[0] == '[') return put_list(L, u, kv.key, type);
     kv.type = kv_type(L, 3);
     switch (kv.type) {
     case LR_KV_STR: {

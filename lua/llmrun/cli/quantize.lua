@@ -103,12 +103,7 @@ function M.run(o)
     end
     local path = common.find(from)
     if core.stat(out) == "folder" then args.fail(("%s is a folder"):format(out)) end
-    local file, err
-    if core.stat(path) == "folder" then
-        file, err = require("llmrun.hf").open(path)
-    else
-        file, err = core.gguf_open(path)
-    end
+    local file, err = require("llmrun.loader").file(path)
     if not file then args.fail(err) end
     local opts = {
         output = type_of("output-type", o.output_type), embedding = type_of("embedding-type", o.embedding_type),
