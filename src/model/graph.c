@@ -99,13 +99,18 @@ static int find_tensor(lr_graph *g, const char *name, lr_tensor *t, lr_error *er
     return lr_fail(err, LR_ENOTFOUND, "the model file has no tensor '%s'", name);
 }
 
-/* Makes t its rows first .. first+n-1 (values, if it has one dimension). */
+/* Makes t its rows first .. first+n-1 (values, if it has one dimension). Matrices one behind the other are one. */
 static int take_rows(lr_tensor *t, const char *name, int first, int n, lr_error *err)
 {
-    int d = t->n_dims == 2;
+    if (first < 0) return 0;
+    int d = t->n_dims >= 2;
     int64_t k = d ? t->ne[0] : 1;
     int block = lr_dtype_block(t->type);
-    if (first < 0) return 0;
+    if (t->n_dims == 3 && t->ne[2] >= 1 && t->ne[1] <= INT64_MAX / t->ne[2]) {
+        t->ne[1] *= t->ne[2];
+        t->ne[2] = 1;
+        t->n_dims = 2;
+    }
     if (t->n_dims > 2 || n < 1 || t->ne[d] - first < n || block < 1 || k % block || (!d && block != 1)) {
         char s[100];
         shape_text(t, s, sizeof s);

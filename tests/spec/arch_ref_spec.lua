@@ -40,6 +40,73 @@ describe("against Transformers", function()
     end
 end)
 
+describe("latent attention", function()
+    teardown(function() os.remove(path) end)
+    local gguf = support.gguf
+
+    local function split(tensors, rank, heads, nope, value)
+        for i = #tensors, 1, -1 do
+            local t = tensors[i]
+            local layer = t[1]:match "^(blk%.%d+%.)attn_kv_b%.weight$"
+            if layer then
+                local ks, vs = {}, {}
+                local function at(row, col) return t[3]:sub((row * rank + col) * 4 + 1, (row * rank + col) * 4 + 4) end
+                for h = 0, heads - 1 do
+                    local first = h * (nope + value)
+                    for r = 0, rank - 1 do
+                        for c = 0, nope - 1 do ks[#ks + 1] = at(first + c, r) end
+                    end
+                    vs[#vs + 1] = t[3]:sub((first + nope) * rank * 4 + 1, (first + nope + value) * rank * 4)
+                end
+                table.remove(tensors, i)
+                tensors[#tensors + 1] = { layer .. "attn_k_b.weight", { nope, rank, heads }, table.concat(ks) }
+                tensors[#tensors + 1] = { layer .. "attn_v_b.weight", { rank, value, heads }, table.concat(vs) }
+            end
+        end
+    end
+
+    --- The model of a case with attn_kv_b (rank, heads of nope + value) as attn_k_b (nope, rank, heads) and attn_v_b
+    --- (rank, value, heads), and the keys of such files.
+    local function absorbed(name, change)
+        local case, n = support.case(name), {}
+        for _, k in ipairs(case.keys) do n[k[1]:match "[%w_]+$"] = k[3] end
+        local rank, heads, value = n.kv_lora_rank // 1 | 0, n.head_count // 1 | 0, n.value_length // 1 | 0
+        local rot, key = n.dimension_count // 1 | 0, n.key_length // 1 | 0
+        local nope = key - rot
+        local function make(keys, tensors)
+            for k, v in pairs { head_count_kv = 1, key_length = rank + rot, value_length = rank } do
+                keys.of["deepseek2.attention." .. k][2] = gguf.u32(v)
+            end
+            for k, v in pairs { key_length_mla = key, value_length_mla = value } do
+                keys[#keys + 1] = { "deepseek2.attention." .. k, gguf.u32(v) }
+            end
+            split(tensors, rank, heads, nope, value)
+            if change then change(tensors) end
+        end
+        support.write(path, case, make)
+        return case
+    end
+    for _, name in ipairs { "deepseek_v2", "deepseek_v3" } do
+        it("absorbed gives what it gives expanded: " .. name, function()
+            local case = absorbed(name)
+            local m <close> = llm.load(path, { compute = "f32", threads = 2, ctx = case.ctx, kv = { type = "f32", block_size = 4 } })
+            local s <close> = m:session()
+            s:append(table.move(case.prompt, 1, case.at[1] + 1, 1, {}))
+            close_to(case.logits[1], s:logits(), 1e-4, name)
+        end)
+    end
+
+    it("absorbed names a weight with too few heads", function()
+        absorbed("deepseek_v2", function(tensors)
+            local t = tensors[#tensors]
+            t[2][3], t[3] = t[2][3] - 1, t[3]:sub(1, #t[3] - t[2][1] * t[2][2] * 4)
+        end)
+        local ok, err = pcall(llm.load, path)
+        assert.is_false(ok)
+        assert.matches("attn_v_b.weight': shape %(.*%) has no rows", tostring(err))
+    end)
+end)
+
 describe("experts", function()
     teardown(function() os.remove(path) end)
     local gguf = support.gguf

@@ -1,7 +1,32 @@
 --- DeepSeek V2, V2-Lite, V3, R1: multi-head latent attention and experts with shared ones. arXiv:2405.04434, 2412.19437
 -- Keys and values of all heads are made from one short vector; a part of each key, the same for all heads, has RoPE.
--- This is the expanded form: keys and values of each head are kept, the values with zeros up to the keys' width. Files
--- with attn_k_b and attn_v_b in place of attn_kv_b are made for the absorbed form, which is not there yet.
+-- Files with attn_kv_b are run in the expanded form: keys and values of each head are kept, the values with zeros up to
+-- the keys' width. Files with attn_k_b and attn_v_b are run in the absorbed form: what is kept is the short vector, as
+-- the one key (with the turned part) and value of all heads; attn_k_b takes each head's query to its width, attn_v_b
+-- what was read back to the head's.
+
+--- Equal parts side by side.
+local function join(g, parts)
+  while #parts > 1 do
+    local pairs_of = {}
+    for i = 1, #parts, 2 do
+      local a, b = parts[i], parts[i + 1]
+      pairs_of[#pairs_of + 1] = b and g:concat(a, b, 1, b.width) or a
+    end
+    parts = pairs_of
+  end
+  return parts[1]
+end
+
+--- Of each of `heads` parts of x its product with its own matrix, n wide, of a weight (part, n, heads).
+local function per_head(g, x, name, heads, n)
+  local width, parts = x.width // heads, {}
+  for i = 1, heads do
+    parts[i] = g:linear(g:slice(x, 1, (i - 1) * width, width), name, { out = n, first = (i - 1) * n, bias = false })
+  end
+  return join(g, parts)
+end
+
 return function(g, hp)
   local x = g:embed "token_embd"
   local rank, rot = hp:get("attention.kv_lora_rank", "count"), hp.rope.rot
@@ -26,10 +51,6 @@ return function(g, hp)
   end
   for l = 0, hp.layers - 1 do
     local b = g:name("blk", l)
-    if not g:has(b .. ".attn_kv_b") and g:has(b .. ".attn_k_b") then
-      error({ message = ("tensor '%s.attn_kv_b.weight' is missing; the absorbed form (attn_k_b, attn_v_b) is not"
-        .. " supported"):format(b), code = "unsupported" }, 0)
-    end
     local h = g:rms_norm(x, b .. ".attn_norm", hp.eps)
     local q
     if compressed then
@@ -39,14 +60,21 @@ return function(g, hp)
       q = g:linear(h, b .. ".attn_q", { out = heads * key })
     end
     local c = g:rms_norm(g:linear(h, b .. ".attn_kv_a_mqa", { out = rank, first = 0 }), b .. ".attn_kv_a_norm", hp.eps)
-    local kv = g:linear(c, b .. ".attn_kv_b", { out = heads * (nope + value) })
     local shared = turn(g:linear(h, b .. ".attn_kv_a_mqa", { out = rot, first = rank }), 1)
-    q = g:concat(g:slice(q, heads, 0, nope), turn(g:slice(q, heads, nope, rot), heads), heads, rot)
-    local k = g:concat(g:slice(kv, heads, 0, nope), shared, heads, rot)
-    local v = g:slice(kv, heads, nope, value)
-    if value < key then v = g:concat(v, nil, heads, key - value) end
-    local a = g:attention(q, k, v, { heads = heads, kv_heads = heads, head_dim = key, scale = scale })
-    if value < key then a = g:slice(a, heads, 0, value) end
+    local plain, turned, a = g:slice(q, heads, 0, nope), turn(g:slice(q, heads, nope, rot), heads), nil
+    if g:has(b .. ".attn_k_b") then
+      q = g:concat(per_head(g, plain, b .. ".attn_k_b", heads, rank), turned, heads, rot)
+      a = g:attention(q, g:concat(c, shared, 1, rot), g:concat(c, nil, 1, rot),
+        { heads = heads, kv_heads = 1, head_dim = rank + rot, scale = scale })
+      a = per_head(g, g:slice(a, heads, 0, rank), b .. ".attn_v_b", heads, value)
+    else
+      local kv = g:linear(c, b .. ".attn_kv_b", { out = heads * (nope + value) })
+      local v = g:slice(kv, heads, nope, value)
+      if value < key then v = g:concat(v, nil, heads, key - value) end
+      a = g:attention(g:concat(plain, turned, heads, rot), g:concat(g:slice(kv, heads, 0, nope), shared, heads, rot), v,
+        { heads = heads, kv_heads = heads, head_dim = key, scale = scale })
+      if value < key then a = g:slice(a, heads, 0, value) end
+    end
     x = x + g:linear(a, b .. ".attn_output", { out = hp.width })
     choice.bias = g:has(b .. ".exp_probs_b", "bias") and b .. ".exp_probs_b.bias" or nil
     choice.group_best = choice.bias and 2 or 1
