@@ -213,7 +213,7 @@ end
 
 --- x with each chosen expert's own matrix of a weight (in, out, experts), plus its bias (out, experts) if the file has
 --- one. x: token rows, or what another g:experts of this route made; the result has a row for each chosen expert, and
---- act, glu, add, mul, scale work on it. opts.out as in linear.
+--- act, glu, add, mul, scale, slice work on it. opts.out as in linear.
 function Graph:experts(x, route, name, opts)
   local bias = full(name, "bias")
   local id = self.core:experts(id_of(self, x, "experts"), id_of(self, route, "experts"),
@@ -226,15 +226,21 @@ function Graph:mix(x, route)
   return node(self, self.core:mix(id_of(self, x, "mix"), id_of(self, route, "mix")))
 end
 
---- Experts of the usual form: ffn_gate_inp, ffn_{gate,up,down}_exps, and, if the file has them, shared ones that every
+--- Experts of the usual form: ffn_gate_inp, ffn_{gate,up,down}_exps (or ffn_gate_up_exps, the gate first), and, if the file has them, shared ones that every
 --- row goes through (ffn_{gate,up,down}_shexp, times the sigmoid of ffn_gate_inp_shexp). opts: as in route, and act.
 function Graph:moe(x, prefix, hp, opts)
   local width = hp:get("expert_feed_forward_length", "count", hp.ff)
   local choice = { experts = hp.experts, used = hp.experts_used }
   for k, v in pairs(opts) do choice[k] = v end
   local route = self:route(self:linear(x, prefix .. ".ffn_gate_inp", { out = hp.experts }), choice)
-  local gate = self:experts(x, route, prefix .. ".ffn_gate_exps", { out = width })
-  local up = self:experts(x, route, prefix .. ".ffn_up_exps", { out = width })
+  local gate, up
+  if self:has(prefix .. ".ffn_gate_up_exps") then
+    local both = self:experts(x, route, prefix .. ".ffn_gate_up_exps", { out = 2 * width })
+    gate, up = self:slice(both, 1, 0, width), self:slice(both, 1, width, width)
+  else
+    gate = self:experts(x, route, prefix .. ".ffn_gate_exps", { out = width })
+    up = self:experts(x, route, prefix .. ".ffn_up_exps", { out = width })
+  end
   local down = self:experts(self:glu(gate, up, opts.act), route, prefix .. ".ffn_down_exps", { out = hp.width })
   local y = self:mix(down, route)
   if not self:has(prefix .. ".ffn_gate_shexp") then return y end

@@ -140,6 +140,37 @@ describe("experts", function()
         end
     end)
 
+    it("whose gate and up are one tensor give the same", function()
+        for _, name in ipairs { "qwen3moe", "gpt-oss" } do
+            local case = support.case(name)
+            support.write(path, case)
+            local apart = logits({ threads = 2 }, case.prompt)
+            support.write(path, case, function(_, tensors)
+                for i = #tensors, 1, -1 do
+                    local t = tensors[i]
+                    local layer, kind = t[1]:match "^(blk%.%d+%.)ffn_gate_exps(%.%a+)$"
+                    if layer then
+                        local up, parts = tensors.of[layer .. "ffn_up_exps" .. kind], {}
+                        local n = t[2][#t[2]]
+                        local one = #t[3] // n
+                        for e = 0, n - 1 do
+                            parts[#parts + 1] = t[3]:sub(e * one + 1, (e + 1) * one)
+                            parts[#parts + 1] = up[3]:sub(e * one + 1, (e + 1) * one)
+                        end
+                        local shape = { table.unpack(t[2]) }
+                        shape[#shape - 1] = shape[#shape - 1] * 2
+                        t[1], t[2], t[3] = layer .. "ffn_gate_up_exps" .. kind, shape, table.concat(parts)
+                        up.gone = true
+                    end
+                end
+                for i = #tensors, 1, -1 do
+                    if tensors[i].gone then table.remove(tensors, i) end
+                end
+            end)
+            assert.same(apart, logits({ threads = 2 }, case.prompt))
+        end
+    end)
+
     it("that nobody chose are not read", function()
         local case = support.case "gpt-oss"
         local function with(value)
