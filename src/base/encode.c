@@ -120,7 +120,7 @@ static bool q8_0(const float *x, uint8_t *p)
 
 static bool iq4_nl(const float *x, const float *w, uint8_t *p)
 {
-    float d = lr_fit_levels(32, x, w, lr_iq4_values, 16), got;
+    float d = lr_fit_levels(32, x, w, lr_iq4_values), got;
     int q[32];
     bool good = lr_put_half(p, d, &got);
     float id = inverse(got);

@@ -118,31 +118,36 @@ float lr_fit_signed(int n, const float *x, const float *w, int half)
     return scale;
 }
 
+/* Without branches: no processor could foretell them. */
 int lr_nearest_level(float v, const signed char *level, int n_levels)
 {
-    int lo = 0, hi = n_levels - 1;
-    while (hi - lo > 1) {
-        int mid = (lo + hi) / 2;
-        if (v < (float)level[mid])
-            hi = mid;
-        else
-            lo = mid;
-    }
-    return v - (float)level[lo] <= (float)level[hi] - v ? lo : hi;
+    int i = 0;
+    for (int s = n_levels / 2; s > 0; s /= 2) i += s * (2 * v > (float)(level[i + s - 1] + level[i + s]));
+    return i;
 }
 
-float lr_fit_levels(int n, const float *x, const float *w, const signed char *level, int n_levels)
+/* The same for 16 levels, by the 15 midpoints between them. */
+static int nearest_of_16(float v, const float *middle)
 {
-    float m = extreme(n, x), best = 0, scale = 0;
+    int i = 8 * (v > middle[7]);
+    i += 4 * (v > middle[i + 3]);
+    i += 2 * (v > middle[i + 1]);
+    return i + (v > middle[i]);
+}
+
+float lr_fit_levels(int n, const float *x, const float *w, const signed char *level)
+{
+    float m = extreme(n, x), best = 0, scale = 0, middle[15];
     if (m == 0 || !isfinite(127.0f / m)) return 0;
+    for (int i = 0; i < 15; i++) middle[i] = 0.5f * (float)(level[i] + level[i + 1]);
     for (int side = 0; side < 2; side++) {
-        float end = (float)level[side ? n_levels - 1 : 0];
+        float end = (float)level[side ? 15 : 0];
         for (int k = -2; k <= 2; k++) {
             float inv = (end + 4.0f * (float)k) / m;
             for (int step = 0; step < STEPS; step++) {
                 float sqx = 0, sqq = 0;
                 for (int i = 0; i < n; i++) {
-                    float v = (float)level[lr_nearest_level(x[i] * inv, level, n_levels)];
+                    float v = (float)level[nearest_of_16(x[i] * inv, middle)];
                     sqx += w[i] * v * x[i];
                     sqq += w[i] * v * v;
                 }

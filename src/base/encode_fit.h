@@ -10,10 +10,10 @@ float lr_fit_range(int n, const float *x, const float *w, int most, float *scale
 /* x[i] ~ scale * q[i], q[i] in -half..half-1. Returns the scale (of any sign, since one end reaches further). */
 float lr_fit_signed(int n, const float *x, const float *w, int half);
 
-/* x[i] ~ scale * level[q[i]], levels ascending. Returns the scale. */
-float lr_fit_levels(int n, const float *x, const float *w, const signed char *level, int n_levels);
+/* x[i] ~ scale * level[q[i]], 16 levels, ascending. Returns the scale. */
+float lr_fit_levels(int n, const float *x, const float *w, const signed char *level);
 
-/* The level nearest to v. */
+/* The number of the level nearest to v, of two the lower; n_levels: a power of two. */
 int lr_nearest_level(float v, const signed char *level, int n_levels);
 
 /* Nearest integer, ties to even, for |v| < 2^22. */

@@ -168,7 +168,7 @@ static void signed_super(const shape *f, const float *x, const float *w, super *
     int n = 256 / f->size;
     for (int k = 0; k < n; k++) {
         const float *xk = x + k * f->size, *wk = w + k * f->size;
-        scale[k] = f->level ? lr_fit_levels(f->size, xk, wk, f->level, 16) : lr_fit_signed(f->size, xk, wk, f->most);
+        scale[k] = f->level ? lr_fit_levels(f->size, xk, wk, f->level) : lr_fit_signed(f->size, xk, wk, f->most);
         if (fabsf(scale[k]) > fabsf(most)) most = scale[k];
     }
     b->d = half(most / (float)-f->top);

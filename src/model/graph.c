@@ -515,7 +515,8 @@ int lr_graph_slice(lr_graph *g, int in, int n_heads, int first, int n, int *out,
 int lr_graph_concat(lr_graph *g, int a, int b, int n_heads, int n, int *out, lr_error *err)
 {
     int rc = check_rows(g, a, "concat", err);
-    if (rc || (rc = check_heads(g, a, n_heads, "concat", err)) || (b >= 0 && (rc = check_rows(g, b, "concat", err)))) return rc;
+    if (rc || (rc = check_heads(g, a, n_heads, "concat", err)) || (b >= 0 && (rc = check_rows(g, b, "concat", err))))
+        return rc;
     int64_t width = g->width[a] + (int64_t)n_heads * n;
     if (n < 1 || width > 1 << 24 || (b >= 0 && g->width[b] != n && g->width[b] != (int64_t)n_heads * n))
         return lr_fail(err, LR_ESHAPE, "concat: %d heads with %d values more, out of %d", n_heads, n,
