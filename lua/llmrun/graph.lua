@@ -226,8 +226,9 @@ function Graph:mix(x, route)
   return node(self, self.core:mix(id_of(self, x, "mix"), id_of(self, route, "mix")))
 end
 
---- Experts of the usual form: ffn_gate_inp, ffn_{gate,up,down}_exps (or ffn_gate_up_exps, the gate first), and, if the file has them, shared ones that every
---- row goes through (ffn_{gate,up,down}_shexp, times the sigmoid of ffn_gate_inp_shexp). opts: as in route, and act.
+--- Experts of the usual form: ffn_gate_inp, ffn_{gate,up,down}_exps (or ffn_gate_up_exps, the gate first), and, if the
+--- file has them, shared ones that every row goes through (ffn_{gate,up,down}_shexp, times the sigmoid of
+--- ffn_gate_inp_shexp). opts: as in route, and act.
 function Graph:moe(x, prefix, hp, opts)
   local width = hp:get("expert_feed_forward_length", "count", hp.ff)
   local choice = { experts = hp.experts, used = hp.experts_used }

@@ -70,7 +70,8 @@ int lr_graph_concat(lr_graph *, int a, int b, int n_heads, int n, int *out, lr_e
  * 2 n_used. */
 int lr_graph_route(lr_graph *, int logits, const lr_route *route, const char *bias_name, int *out, lr_error *err);
 /* A product with each slot's own expert: weight (in, n, experts), bias (n, experts) or NULL. n_out as in linear. The
- * result is one of slots, which act, glu, add, mul, scale, norm, slice, experts and mix take, with the same route only. */
+ * result is one of slots, which act, glu, add, mul, scale, norm, slice, experts and mix take, with the same route only.
+ */
 int lr_graph_experts(lr_graph *, int in, int route, const char *weight, const char *bias, int n_out, int *out,
                      lr_error *err);
 int lr_graph_mix(lr_graph *, int in, int route, int *out, lr_error *err);

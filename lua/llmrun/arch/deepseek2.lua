@@ -61,7 +61,8 @@ return function(g, hp)
     end
     local c = g:rms_norm(g:linear(h, b .. ".attn_kv_a_mqa", { out = rank, first = 0 }), b .. ".attn_kv_a_norm", hp.eps)
     local shared = turn(g:linear(h, b .. ".attn_kv_a_mqa", { out = rot, first = rank }), 1)
-    local plain, turned, a = g:slice(q, heads, 0, nope), turn(g:slice(q, heads, nope, rot), heads), nil
+    local plain, turned = g:slice(q, heads, 0, nope), turn(g:slice(q, heads, nope, rot), heads)
+    local a
     if g:has(b .. ".attn_k_b") then
       q = g:concat(per_head(g, plain, b .. ".attn_k_b", heads, rank), turned, heads, rot)
       a = g:attention(q, g:concat(c, shared, 1, rot), g:concat(c, nil, 1, rot),
