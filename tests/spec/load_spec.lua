@@ -56,7 +56,7 @@ describe("traces", function()
         for text, pattern in pairs {
             [""] = "no rows",
             [azure] = "no rows",
-            ["a,b,c\n"] = "neither",
+            ["a,b,c\n"] = "neither an Azure, BurstGPT nor Mooncake trace, nor one of llmrun's; it begins with 'a,b,c'",
             [azure .. "2023-11-16 18:15:46.6,1,2\n2023-11-16 18:15:46.6,1\n"] = ":3: a time",
             [azure .. "2023-11-16 18:15:46.6,-1,2\n"] = ":2: a time",
             ["{\"timestamp\": 0}\n"] = ":1: timestamp",

@@ -13,6 +13,7 @@ local core = require "llmrun.core"
 local json = require "llmrun.json"
 local loop = require "llmrun.loop"
 local net = require "llmrun.net"
+local random = require "llmrun.random"
 local branch = require "llmrun.branch"
 
 local M = {}
@@ -33,38 +34,6 @@ M.flags = {
 function M.wanted(o) return o.url ~= nil end
 
 -- Load ---------------------------------------------------------------------------------------------------------------
-
---- Random numbers of its own, so that a load can be repeated.
-local Random = {}
-Random.__index = Random
-
-local function random(seed) return setmetatable({ x = seed * 2862933555777941757 + 3037000493 }, Random) end
-
---- 0 <= u < 1
-function Random:uniform()
-    self.x = self.x ~ (self.x << 13)
-    self.x = self.x ~ (self.x >> 7)
-    self.x = self.x ~ (self.x << 17)
-    return (self.x >> 11) * 2.0 ^ -53
-end
-
-function Random:normal()
-    return math.sqrt(-2 * math.log(1 - self:uniform())) * math.cos(2 * math.pi * self:uniform())
-end
-
---- Gamma-distributed with this shape and mean 1 (Marsaglia and Tsang's method).
-function Random:gamma(shape)
-    if shape < 1 then return self:gamma(shape + 1) * (1 + shape) * (1 - self:uniform()) ^ (1 / shape) / shape end
-    local d = shape - 1 / 3
-    local c = 1 / math.sqrt(9 * d)
-    while true do
-        local x = self:normal()
-        local v = (1 + c * x) ^ 3
-        if v > 0 and math.log(1 - self:uniform()) < 0.5 * x * x + d - d * v + d * math.log(v) then
-            return d * v / shape
-        end
-    end
-end
 
 --- A length: n, or drawn around it.
 local function draw_length(r, n, shape)
@@ -93,7 +62,7 @@ local function text_of(r, n, shared)
 end
 
 local function make_load(o)
-    local r, list, at = random(o.load_seed), {}, 0
+    local r, list, at = random.new(o.load_seed), {}, 0
     local talk = o.shape == "conversation"
     local shape = talk and "chat" or o.shape
     local prompt, output = o.prompt or 128, o.output or 64
