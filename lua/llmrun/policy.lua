@@ -28,12 +28,15 @@
 ---
 --- leaf: tag (of the session that used it last), tokens (length of the prefix), hits, last_used, idle (seconds).
 ---
+--- A file returns the policy, a function(options) that makes it, or { params, make }: policy/params.lua.
+---
 --- Hooks can't wait, and have limits of time and memory. The first failure of each hook is logged with a traceback;
 --- after several in a row the policy is set aside.
 
 local core = require "llmrun.core"
 local loop = require "llmrun.loop"
 local options = require "llmrun.options"
+local params = require "llmrun.policy.params"
 require "llmrun.policy.serve"
 
 local M = {}
@@ -92,18 +95,51 @@ local function probe(policy)
     return found
 end
 
---- The policy that a table, a name or a file stands for, and its hooks; or nil and a text. A function (a file may
---- return one, those that come with llmrun do) is called with the options to make it.
+--- What a policy is made of: the function that makes it and its parameters (see policy/params.lua; nil: not told), or
+--- nil, nil and the policy itself where it takes no options; or nil and what is wrong.
+local function take_apart(policy)
+    if type(policy) == "function" then return policy end
+    if policy.make == nil and policy.params == nil then return nil, nil, policy end
+    if type(policy.make) ~= "function" then
+        return nil, "make: a function that makes the policy expected, got " .. type(policy.make)
+    end
+    local flaw = policy.params ~= nil and params.flaw(policy.params)
+    if flaw then return nil, flaw end
+    return policy.make, policy.params or {}
+end
+
+--- The parameters of a policy, by name (policy/params.lua): nil if it does not say, or nil and what is wrong with it.
+---@param what table|function|string
+---@return table<string, table>? params, string? err
+function M.params(what)
+    local policy, err = find(what)
+    if not policy then return nil, err end
+    local _, known, plain = take_apart(policy)
+    if plain then return {} end
+    if type(known) == "string" then return nil, known end
+    return known
+end
+
+--- The policy that a table, a name or a file stands for, and its hooks; or nil and a text. A function, or a table with
+--- params and make (a file may return either, those that come with llmrun do), is called with the options to make it.
 ---@param what table|function|string
 ---@param opts? table
 function M.load(what, opts)
     local policy, err = find(what)
     if not policy then return nil, err end
-    if type(policy) == "function" then
-        local ok, made = xpcall(policy, debug.traceback, opts or {})
+    local make, known, plain = take_apart(policy)
+    if make then
+        local given = opts or {}
+        if known then
+            given, err = params.complete(known, given)
+            if not given then return nil, err end
+        end
+        local ok, made = xpcall(make, debug.traceback, given)
         if not ok then return nil, made end
         if type(made) ~= "table" then return nil, "the function made no policy (table) but " .. type(made) end
         policy = made
+    elseif not plain then
+        return nil, known
     elseif opts and next(opts) then
         return nil, "this policy takes no options"
     end

@@ -2,6 +2,7 @@
 -- models, whose every token depends on all tokens before it; engines are stepped by hand where it matters when.
 local llm = require "llmrun"
 local policy = require "llmrun.policy"
+local params = require "llmrun.policy.params"
 
 local shared = dofile "tests/spec/policy_lab.lua"
 local lab, next_token, reference, logged = shared.lab, shared.next_token, shared.reference, shared.logged
@@ -226,10 +227,30 @@ describe("use", function()
         assert.equal("mine", l.model:use({ name = "mine", token = print }).name)
         local function make(o) return { name = o.name, token = print } end
         assert.equal("made", l.model:use(make, { name = "made" }).name)
+        local function told(o) return { name = ("%d %s"):format(o.n, o.way), token = print } end
+        local some = { n = { 4, min = 1, max = 9, integer = true }, way = { "up", choices = { "up", "down" } } }
+        assert.equal("4 up", l.model:use({ params = some, make = told }).name)
+        assert.equal("7 down", l.model:use({ params = some, make = told }, { n = "7", way = "down" }).name)
         assert.equal("default", l.model:use(nil).name)
         assert.equal("default", l.model:use("default").name)
         local m = llm.scripted { next = next_token, policy = "priority" }
         m:close()
+    end)
+
+    it("reads options as a command line has them", function()
+        assert.same({ "fcfs" }, { params.parse "fcfs" })
+        assert.same({ "mlfq", { quantum = "128", levels = "4" } }, { params.parse "mlfq:quantum=128, levels=4" })
+        assert.same({ "fair", { weights = { chat = 4, batch = 0.5 } } }, { params.parse "fair:weights.chat=4,weights.batch=0.5" })
+        assert.same({ "fcfs", "mlfq:quantum=128,levels=4", "own.lua" }, params.split "fcfs,mlfq:quantum=128,levels=4, own.lua")
+        assert.same({ "fcfs:a=1", "b:c=2", "d" }, params.split "fcfs,a=1,b:c=2,,d")
+        assert.matches("OPTION=VALUE expected, got 'x'", select(2, params.parse "fcfs:x"))
+        for _, name in ipairs(policy.names) do
+            for key, p in pairs(assert(policy.params(name))) do
+                assert.is_true(p[1] ~= nil or p.type == "table", name .. "." .. key)
+                assert.equal("string", type(p.help), name .. "." .. key)
+            end
+        end
+        assert.is_nil(policy.params(function() return {} end))
     end)
 
     it("says what is wrong, and keeps the old one", function()
@@ -248,6 +269,16 @@ describe("use", function()
         wrong({ token = print }, "takes no options", { x = 1 })
         wrong(function() error "no" end, "no")
         wrong(7, "its name or its file expected")
+        wrong("fair", "unknown option 'weight' (did you mean 'weights'?); valid: generated, weights", { weight = {} })
+        wrong("fair", "option 'weights': table expected, got 'x'", { weights = "x" })
+        wrong("mlfq", "option 'quantum': integer expected, got '1.5'", { quantum = 1.5 })
+        wrong("mlfq", "option 'levels': 1 to 20 expected, got 0", { levels = 0 })
+        wrong("deadline", "option 'drop': boolean expected, got 'yes'", { drop = "yes" })
+        wrong("fcfs", "unknown option 'x'; this policy takes none", { x = 1 })
+        wrong({ params = {}, token = print }, "make: a function that makes the policy expected, got nil")
+        wrong({ params = { a = 5 }, make = print }, "params.a: a table { default, min =, max =, help = ... } expected")
+        wrong({ params = { a = { 1, min = "0" } }, make = print }, "params.a.min: number expected, got string")
+        wrong({ params = { a = { "x", choices = { "x", "y" } } }, make = print }, "one of x, y expected, got 'z'", { a = "z" })
         wrong({ token = print }, "unknown option 'second'", nil, { second = 1 })
         local r = l.submit(3, { max_tokens = 5 })
         l.finish()

@@ -50,15 +50,21 @@ function M.bar()
     end
 end
 
+--- "mlfq:quantum=128,levels=4" as a name or file and the policy's options (nil: none).
+function M.policy_of(text)
+    local what, opts = require("llmrun.policy.params").parse(text)
+    if not what then args.fail("--policy: " .. opts, 2) end
+    return what, opts
+end
+
 --- Puts the policy of the flags --policy and --watch in charge.
 function M.use_policy(model, opts)
     if not opts.policy then
         if opts.watch then args.fail("--watch needs --policy FILE", 2) end
-    elseif opts.watch then
-        model:watch(opts.policy)
-    else
-        model:use(opts.policy)
+        return
     end
+    local what, own = M.policy_of(opts.policy)
+    if opts.watch then model:watch(what, { options = own }) else model:use(what, own) end
 end
 
 --- Loads the model that the flags name; more: further options of llm.load. Ends the command if it can't be had.

@@ -141,8 +141,9 @@ end
 
 local function use_policy(model, what)
     if not what then return end
-    local is_file = what:find("[/.]")
-    common.guard(is_file and model.watch or model.use, model, what)
+    local name, own = common.policy_of(what)
+    if name:find("[/.]") then return common.guard(model.watch, model, name, { options = own }) end
+    common.guard(model.use, model, name, own)
 end
 
 local function scripts_of(o)

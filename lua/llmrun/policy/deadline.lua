@@ -1,12 +1,15 @@
 --- Earliest deadline first: requests start, and keep their memory, in the order of their deadlines; those without one
 --- come last. A running request with a later deadline gives its place up if there is no other.
----
---- Options: drop = true ends requests whose deadline has passed (what they have generated so far stays with the
---- caller); under overload that is what keeps the others in time. displace = false leaves running requests alone.
+--- Under overload `drop` is what keeps the others in time; what dropped requests have generated stays with the caller.
+
+local params = {
+    drop = { false, help = "ends requests whose deadline has passed" },
+    displace = { true, help = "takes running requests' places; false leaves them alone" },
+}
 
 local function order(r) return r.deadline end
 
-return function(options)
+local function make(options)
     return {
         name = "deadline",
         schedule = function(_, step)
@@ -19,9 +22,11 @@ return function(options)
                     if r.deadline < now then r:cancel() end
                 end
             end
-            if options.displace ~= false then step:displace(order) end
+            if options.displace then step:displace(order) end
             step:serve(order)
         end,
         preempt = function(_, step) return step:last(order) end,
     }
 end
+
+return { params = params, make = make }

@@ -1,14 +1,18 @@
 --- A fair share for every tenant: however many requests one sends, each gets the same amount of work done while it
 --- has any waiting. (The virtual token counter of Sheng et al., "Fairness in Serving Large Language Models", 2024.)
 ---
---- Each tenant has a counter of the work it was given: 1 for a prompt token, 2 for a generated one, divided by its
---- weight. Whoever has the lowest counter is served next. A tenant that comes back after a pause starts from the
---- lowest counter of those that are at work, so nobody saves up a right to block the others.
----
---- Options: weights = { tenant = share }, 1 unless given.
+--- Each tenant has a counter of the work it was given: 1 for a prompt token, 2 (`generated`) for a generated one,
+--- divided by its weight. Whoever has the lowest counter is served next. A tenant that comes back after a pause starts
+--- from the lowest counter of those that are at work, so nobody saves up a right to block the others.
 
-return function(options)
-    local weights = options.weights or {}
+local params = {
+    weights = { type = "table", help = "tenant -> share, 1 unless given" },
+    generated = { 2, min = 0, max = 1000, search = { 0.25, 16 }, log = true,
+        help = "work of a generated token, that of a prompt token being 1" },
+}
+
+local function make(options)
+    local weights, generated = options.weights or {}, options.generated
     local served = {} -- tenant -> counter
     local active = {} -- tenants with requests, in the last step
 
@@ -73,6 +77,8 @@ return function(options)
             end
         end,
         preempt = function(_, step) return step:last(function(r) return served[r.tenant] or 0 end) end,
-        token = function(_, r) charge(served, r.tenant, 2) end,
+        token = function(_, r) charge(served, r.tenant, generated) end,
     }
 end
+
+return { params = params, make = make }

@@ -1,8 +1,10 @@
 --- First come, first served: decides as the built-in rule does, and is the plainest policy there is.
 
-return function()
+local function make()
     return {
         name = "fcfs",
         schedule = function(_, step) step:serve() end,
     }
 end
+
+return { params = {}, make = make }

@@ -3,11 +3,16 @@
 --- Of new prompts that begin alike only the first starts; the others wait until it has computed what they share. With
 --- many waiting requests the search would cost more than it saves, and arrival decides. (SGLang's "lpm" goes by these
 --- rules.)
----
---- Options: alike = tokens that two prompts share to count as alike (32), many = waiting requests (128).
 
-return function(options)
-    local alike, many = options.alike or 32, options.many or 128
+local params = {
+    alike = { 32, min = 1, search = { 8, 1024 }, integer = true, log = true,
+        help = "tokens that two prompts share to count as alike" },
+    many = { 128, min = 0, search = { 16, 1024 }, integer = true, log = true,
+        help = "waiting requests above which arrival decides" },
+}
+
+local function make(options)
+    local alike, many = options.alike, options.many
 
     local function order(r)
         r.known = r:prefix()
@@ -33,3 +38,5 @@ return function(options)
         end,
     }
 end
+
+return { params = params, make = make }

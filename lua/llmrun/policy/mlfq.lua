@@ -3,11 +3,17 @@
 --- A request starts on the level that its prompt's length deserves, and falls one level each time the work done for
 --- it doubles. Lower levels are served first, and take the place of running requests on higher ones, which keep what
 --- they computed in host memory. Who has waited too long begins anew: the work done so far is forgotten.
----
---- Options: quantum = tokens of work on the first level (64), levels (6), patience = seconds (10).
 
-return function(options)
-    local quantum, levels, patience = options.quantum or 64, options.levels or 6, options.patience or 10
+local params = {
+    quantum = { 64, min = 1, max = 1 << 20, search = { 8, 8192 }, integer = true, log = true,
+        help = "tokens of work on the first level" },
+    levels = { 6, min = 1, max = 20, search = { 2, 10 }, integer = true, help = "how many there are" },
+    patience = { 10, min = 0, search = { 0.5, 100 }, log = true,
+        help = "seconds of waiting after which a request begins anew" },
+}
+
+local function make(options)
+    local quantum, levels, patience = options.quantum, options.levels, options.patience
     local looked = 0 -- when, after who has waited too long
 
     local function find_level(r)
@@ -41,3 +47,5 @@ return function(options)
         preempt = function(_, step) return step:last(level), "swap" end,
     }
 end
+
+return { params = params, make = make }

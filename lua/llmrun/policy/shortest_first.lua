@@ -1,13 +1,18 @@
 --- The shortest prompt first: lowers the mean time to the first token, since short work does not queue behind long
 --- work. So that a long prompt is not put off for ever, each second of waiting makes it count as that much shorter.
----
---- Options: aging = tokens a second (200; 0 = none).
 
-return function(options)
-    local aging = options.aging or 200
+local params = {
+    aging = { 200, min = 0, search = { 1, 20000 }, log = true,
+        help = "tokens by which a prompt counts as shorter for each second of waiting" },
+}
+
+local function make(options)
+    local aging = options.aging
     local function order(r) return r.pending - aging * r.queue_time end
     return {
         name = "shortest_first",
         schedule = function(_, step) step:serve(order) end,
     }
 end
+
+return { params = params, make = make }
