@@ -64,7 +64,8 @@ typedef enum lr_op_kind {
                     * (n_experts, n). in[0]: token rows, or slots of the same route */
     LR_OP_MIX,     /* out = the sum over a row's slots in[0], times their weights in in[1], by rank */
     LR_OP_SLICE,   /* out = the columns of in from `first` on, as many as out is wide */
-    LR_OP_GATHER,  /* out = the columns that all ranks of the group have in their in, side by side */
+    LR_OP_GATHER,  /* out = the columns that all ranks of the group have in their in, side by side; of slots: those of
+                    * all ranks' experts, which MIX needs if a rank has not all of them */
 } lr_op_kind;
 
 /* The kind's name, for messages; no default, so that the compiler asks for that of a new kind. */
@@ -144,6 +145,7 @@ typedef struct lr_route {
     float scale;                 /* multiplies the weights */
     int n_groups, n_groups_used; /* n_groups > 0: only experts of the n_groups_used best of n_groups equal parts */
     int group_best;              /* a group's score is the sum of its so many best scores */
+    int from, n_own;             /* the experts that this rank computes; 0 = all */
 } lr_route;
 
 typedef struct lr_attn {
@@ -179,8 +181,8 @@ typedef struct lr_op {
         int first;       /* SLICE */
         struct {
             lr_comm *comm; /* borrowed as long as the plan lives */
-            const int
-                *at; /* (comm->size + 1) first column of each rank, and the width; borrowed until compile returns */
+            const int *at; /* (comm->size + 1) first column (of slots: expert) of each rank, and behind the last;
+                              borrowed until compile returns */
         } gather;
     } u;
 } lr_op;

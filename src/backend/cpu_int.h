@@ -71,10 +71,10 @@ typedef struct plan_op {
     const float *sinks; /* owned by the plan */
     float *center;      /* KV: owned; what is taken off the keys (kv_put), or NULL */
     int quant;          /* ATTN, GLU: quantized value that it fills as well, -1 = none */
-    int route;          /* ROUTE, SORT, SPREAD, EXPERTS, MIX: index into routes; else -1 */
+    int route;          /* ROUTE, SORT, SPREAD, EXPERTS, MIX, GATHER of slots: index into routes; else -1 */
     int first;          /* SLICE */
     lr_comm *comm;      /* GATHER */
-    int *at;            /* GATHER: (comm->size + 1), owned */
+    int *at;            /* GATHER: (comm->size + 1), owned; with a route: experts, not columns */
     int n_part;         /* PART, CONCAT (layer_norm: shared) */
     int lora;           /* LINEAR: which of its stage's products it is */
     int stage;
@@ -115,16 +115,19 @@ typedef struct value_info {
 enum { MOE_PIECE = 256 }; /* most slots of a task */
 
 typedef struct moe_piece {
-    int expert, first, n; /* slots */
+    int expert, first, n; /* expert: among this rank's; slots */
 } moe_piece;
 
-/* What one LR_OP_ROUTE chose for the batch at hand. */
+/* What one LR_OP_ROUTE chose for the batch at hand. A rank that has some of the experts works on their slots alone;
+ * they are neighbours among those of all ranks, which MIX sees. */
 typedef struct moe_route {
     int n_experts, n_used;
+    int from, n_own; /* this rank's experts */
     bool narrow;
-    int *slot_row; /* (slots) */
-    int *slot_of;  /* (rows, n_used) */
-    int *start;    /* (n_experts + 1) scratch of the sorting */
+    int n_slots;   /* this rank's */
+    int *slot_row; /* (n_slots) */
+    int *slot_of;  /* (rows, n_used) among all ranks' slots */
+    int *start;    /* (n_experts + 1) first slot of each expert among all ranks' */
     moe_piece *pieces;
     int n_pieces;
 } moe_route;

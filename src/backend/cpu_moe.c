@@ -84,24 +84,27 @@ void lr_cpu_route(const lr_route *t, const float *logits, const float *bias, flo
 
 void lr_cpu_sort(moe_route *m, const float *chosen, int rows)
 {
-    int n = m->n_used, at = 0;
-    memset(m->start, 0, ((size_t)m->n_experts + 1) * sizeof *m->start);
+    int n = m->n_used, *start = m->start;
+    memset(start, 0, ((size_t)m->n_experts + 1) * sizeof *start);
     for (int r = 0; r < rows; r++)
-        for (int i = 0; i < n; i++) m->start[(int)chosen[(size_t)r * 2 * (size_t)n + (size_t)i] + 1]++;
+        for (int i = 0; i < n; i++) start[(int)chosen[(size_t)r * 2 * (size_t)n + (size_t)i] + 1]++;
+    for (int e = 0; e < m->n_experts; e++) start[e + 1] += start[e];
+    int first = start[m->from];
+    m->n_slots = start[m->from + m->n_own] - first;
     m->n_pieces = 0;
-    for (int e = 0; e < m->n_experts; e++) {
-        int end = at + m->start[e + 1];
-        m->start[e] = at;
+    for (int e = 0; e < m->n_own; e++) {
+        int at = start[m->from + e] - first, end = start[m->from + e + 1] - first;
         for (; at < end; at += MOE_PIECE)
             m->pieces[m->n_pieces++] = (moe_piece){e, at, end - at < MOE_PIECE ? end - at : MOE_PIECE};
-        at = end;
     }
     for (int r = 0; r < rows; r++)
         for (int i = 0; i < n; i++) {
-            int slot = m->start[(int)chosen[(size_t)r * 2 * (size_t)n + (size_t)i]]++;
-            m->slot_row[slot] = r;
+            int slot = start[(int)chosen[(size_t)r * 2 * (size_t)n + (size_t)i]]++;
             m->slot_of[(size_t)r * (size_t)n + (size_t)i] = slot;
+            if (slot >= first && slot - first < m->n_slots) m->slot_row[slot - first] = r;
         }
+    memmove(start + 1, start, (size_t)m->n_experts * sizeof *start); /* each has become the next one's */
+    start[0] = 0;
 }
 
 /* ---- the way back ---- */
@@ -125,6 +128,8 @@ int lr_cpu_route_new(lr_plan *p, const lr_route *t, bool narrow, lr_error *err)
     m += p->n_routes;
     size_t slots = (size_t)(narrow ? p->max_out : p->max_rows) * (size_t)t->n_used, n = (size_t)t->n_experts;
     *m = (moe_route){.n_experts = t->n_experts, .n_used = t->n_used, .narrow = narrow};
+    m->from = t->n_own ? t->from : 0;
+    m->n_own = t->n_own ? t->n_own : t->n_experts;
     m->slot_row = lr_calloc(slots, sizeof *m->slot_row);
     m->slot_of = lr_calloc(slots, sizeof *m->slot_of);
     m->start = lr_calloc(n + 1, sizeof *m->start);

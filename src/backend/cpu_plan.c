@@ -254,6 +254,7 @@ static int convert(builder *b, const lr_op *s, lr_error *err)
         o->first = s->u.first;
         break;
     case LR_OP_GATHER:
+        o->route = slots;
         return copy_gather(o, s, err);
     default:
         break;

@@ -21,7 +21,7 @@ typedef struct run_ctx {
 static int rows_of(const run_ctx *c, bool narrow, int route)
 {
     int rows = narrow ? c->b->n_out : c->b->n_rows;
-    return route < 0 ? rows : rows * c->p->routes[route].n_used;
+    return route < 0 || rows == 0 ? rows : c->p->routes[route].n_slots;
 }
 
 static int min_int(int a, int b) { return a < b ? a : b; }
@@ -438,6 +438,16 @@ static void attn_stage(const run_ctx *c, const stage *s, atomic_int *next, int t
 
 /* ---- COMM ---- */
 
+/* Slots lie as all ranks' do, sorted by expert: nothing has to be put in place. */
+static void gather_slots(run_ctx *c, const plan_op *o)
+{
+    lr_plan *p = c->p;
+    const int *start = p->routes[o->route].start;
+    int bytes = p->values[o->out].width * (int)sizeof(float);
+    for (int r = 0; r < o->comm->size; r++) p->exchange_bytes[r] = (start[o->at[r + 1]] - start[o->at[r]]) * bytes;
+    c->failed = o->comm->ops->all_gather(o->comm, p->ptr[o->in[0]], p->ptr[o->out], p->exchange_bytes, c->err);
+}
+
 /* Each rank's rows come as a block of their own: they go side by side, if there is more than one. */
 static void comm_stage(run_ctx *c, const stage *s, int rows, int thread)
 {
@@ -445,6 +455,10 @@ static void comm_stage(run_ctx *c, const stage *s, int rows, int thread)
     const plan_op *o = &p->ops[p->order[s->first]];
     size_t width = (size_t)p->values[o->out].width;
     float *out = p->ptr[o->out];
+    if (o->route >= 0) {
+        if (thread == 0) gather_slots(c, o);
+        return;
+    }
     if (thread == 0) {
         for (int r = 0; r < o->comm->size; r++)
             p->exchange_bytes[r] = rows * (o->at[r + 1] - o->at[r]) * (int)sizeof *out;

@@ -125,11 +125,25 @@ static int take_rows(lr_tensor *t, const char *name, int first, int n, lr_error 
     return 0;
 }
 
+/* Makes t, a weight of experts, those from .. from+n-1 of them. */
+static void take_experts(lr_tensor *t, int from, int n)
+{
+    size_t one = t->size / (size_t)t->ne[2];
+    if (t->data) t->data = (const char *)t->data + (size_t)from * one;
+    t->size = (size_t)n * one;
+    t->first = (int64_t)from * t->ne[1];
+    t->ne[2] = n;
+}
+
 int lr_graph__prepare(lr_graph *g, named_weight *w, lr_error *err)
 {
     const lr_backend_ops *ops = g->be->ops;
     lr_tensor t = w->t;
-    int rc = w->n > 0 ? take_rows(&t, w->name, w->from, w->n, err) : 0;
+    int rc = 0;
+    if (w->n > 0 && t.n_dims == 3)
+        take_experts(&t, w->from, w->n);
+    else if (w->n > 0)
+        rc = take_rows(&t, w->name, w->from, w->n, err);
     if (rc) return rc;
     if (w->n > 0) t.first += w->t.first;
     rc = load_tensor(g, &t, err);

@@ -8,7 +8,7 @@ typedef struct named_weight {
     lr_weight *w;
     bool linear, embed;
     lr_tensor t;
-    int from, n; /* rows of t that w has; n = 0: all */
+    int from, n; /* rows of t (matrices, if it has three dimensions) that w has; n = 0: all */
     lr_observed seen;
 } named_weight;
 

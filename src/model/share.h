@@ -7,8 +7,10 @@
  * not. What needs whole rows (a product's input, a norm) has the columns gathered before it. So each sum is taken
  * whole, by one rank, in the order in which a single process takes it, and results are the same bit for bit.
  *
- * Operations that are unknown here, and those of mixtures of experts, get whole inputs and are computed by all ranks of
- * the stage.
+ * Of a mixture's experts each rank has some, neighbours: it works on the slots that lead to them, and the results of
+ * all ranks' slots are gathered before they are mixed. All choose, since that costs next to nothing.
+ *
+ * Operations that are unknown here get whole inputs and are computed by all ranks of the stage.
  */
 #ifndef LR_MODEL_SHARE_H
 #define LR_MODEL_SHARE_H
@@ -25,7 +27,7 @@ typedef struct lr_share {
     int *width, *route; /* as in lr_program */
     lr_op *ops;
     struct lr_share_rows {
-        int from, n; /* rows of the op's weight (and values of its bias); n = 0: all of it */
+        int from, n; /* rows of the op's weight (and values of its bias); of EXPERTS: matrices; n = 0: all of it */
     } * rows;        /* (n_ops) */
     int logits, hidden;
     bool partial;     /* the result is the next stage's input: all rows */

@@ -105,6 +105,13 @@ describe("several processes", function()
     setup(function() eight_heads(tiny) end)
     teardown(function() os.execute("rm -r " .. folder) end)
 
+    local function script(text)
+        local path = folder .. "/program.lua"
+        local f <close> = assert(io.open(path, "w"))
+        f:write(text)
+        return path
+    end
+
     it("say what one process says, bit for bit", function()
         check(tiny, "f16", sanitized and { "4 --tp 2 --pp 2 --micro-rows 8" }
             or { "1", "2", "4", "8", "2 --pp 2 --micro-rows 8", "4 --tp 2 --pp 2 --micro-rows 16" })
@@ -114,6 +121,37 @@ describe("several processes", function()
         local name = folder .. "/wide.gguf"
         gguf.tiny(name) -- heads of 32
         check(name, "q8_0", { "2 --tp 2", "2 --pp 2" })
+    end)
+
+    it("share a mixture's experts and say what one process says", function()
+        local arch = dofile "tests/spec/arch_support.lua"
+        local name = folder .. "/mixture.gguf"
+        local say = script(([[
+            local m <close> = require "llmrun".load('%s', { threads = 1, ctx = 64 })
+            local s <close> = m:session()
+            s:append { 5, 6, 7, 8, 9, 10, 11, 12, 13 }
+            local r = s:gen { max_tokens = 8, temperature = 0, ignore_eos = true, logprobs = 0 }
+            for i, l in ipairs(r.logprobs) do print(r.tokens[i], ("%%a"):format(l.logprob)) end]]):format(name))
+        local function agree(layouts)
+            local want, err, status = run(("%s %s"):format(self, say))
+            assert.equal(0, status, err)
+            for _, layout in ipairs(layouts) do
+                local n, flags = layout:match "^(%d+) (.*)"
+                local got, errors, code = run(mpirun(n, flags .. " " .. say))
+                assert.equal(0, code, errors)
+                assert.equal(want, got, layout)
+            end
+        end
+        arch.write(name, arch.case "gpt-oss", function(_, tensors) -- in blocks, with biases
+            for i, t in ipairs(tensors) do
+                local part = t[1]:match "ffn_(%a+)_exps%.weight$"
+                if part then t[3], t[4] = gguf.blocks(39, 64 * 32 * 4, i, part == "down" and -6 or -5), 39 end
+            end
+        end)
+        agree(sanitized and { "2 --tp 2" } or { "2 --tp 2", "4 --tp 4", "4 --tp 2 --pp 2" })
+        if sanitized then return end
+        arch.write(name, arch.case "deepseek_v3") -- groups, and experts of all rows beside them
+        agree { "2 --tp 2", "2 --pp 2" }
     end)
 
     it("on two hosts say what one process says #slow", function()
@@ -152,13 +190,6 @@ describe("several processes", function()
         assert.equal(2, status)
         assert.matches("--tp: a number of 1 or more expected, got x", err, 1, true)
     end)
-
-    local function script(text)
-        local path = folder .. "/program.lua"
-        local f <close> = assert(io.open(path, "w"))
-        f:write(text)
-        return path
-    end
 
     it("end with the program's status, and with its errors", function()
         local _, _, status = run(mpirun(2, script(("local m = require 'llmrun'.load('%s', { ctx = 64 }) os.exit(7)"):format(tiny))))

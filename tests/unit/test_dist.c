@@ -252,10 +252,55 @@ static void test_no_memory(void **state)
     }
 }
 
+/* Six experts, two of them for a row, over four ranks. */
+static void test_experts(void **state)
+{
+    graph g;
+    lr_share p;
+    lr_error err;
+    int lo = 0;
+    build(&g);
+    int x = g.p.hidden, logits = add(&g, LR_OP_LINEAR, x, -1, 6), route = add(&g, LR_OP_ROUTE, logits, -1, 4);
+    last(&g)->u.route = (lr_route){.n_experts = 6, .n_used = 2, .scale = 1};
+    int up = add(&g, LR_OP_EXPERTS, x, route, FF);
+    up = add(&g, LR_OP_ACT, up, -1, FF);
+    int down = add(&g, LR_OP_EXPERTS, up, route, WIDTH), slots[64];
+    for (int i = 0; i < 64; i++) slots[i] = -1;
+    for (int v = up - 1; v <= down; v++) slots[v] = route;
+    x = add(&g, LR_OP_MIX, down, route, WIDTH);
+    g.p.hidden = x;
+    g.p.logits = add(&g, LR_OP_LINEAR, x, -1, VOCAB);
+    g.p.route = slots;
+    for (int rank = 0; rank < 4; rank++) {
+        assert_int_equal(make(&p, &g, 4, 1, rank, &err), 0);
+        int n = 6 * (rank + 1) / 4 - lo, seen = 0;
+        for (int i = 0; i < p.n_ops; i++) {
+            const lr_op *o = &p.ops[i];
+            if (o->kind == LR_OP_ROUTE) assert_int_equal(o->u.route.from * 10 + o->u.route.n_own, lo * 10 + n);
+            if (o->kind == LR_OP_EXPERTS) assert_int_equal(p.rows[i].from * 10 + p.rows[i].n, lo * 10 + n);
+            seen += o->kind == LR_OP_EXPERTS;
+            if (o->kind != LR_OP_MIX) continue;
+            const lr_op *all = &p.ops[i - 1];
+            assert_int_equal(all->kind, LR_OP_GATHER);
+            assert_int_equal(all->out, o->in[0]);
+            assert_int_equal(all->u.gather.at[rank], lo);
+            assert_int_equal(all->u.gather.at[4], 6);
+            assert_int_equal(p.route[all->out], o->in[1]);
+        }
+        assert_int_equal(seen, 2);
+        lo += n;
+        lr_share_deinit(&p);
+    }
+    assert_int_equal(make(&p, &g, 1, 1, 0, &err), 0); /* one rank has all, and gathers nothing */
+    assert_int_equal(count(&p, LR_OP_GATHER), 0);
+    lr_share_deinit(&p);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_hostile_orders), cmocka_unit_test(test_bodies),
                                        cmocka_unit_test(test_columns),        cmocka_unit_test(test_refused),
-                                       cmocka_unit_test(test_stages),         cmocka_unit_test(test_no_memory)};
+                                       cmocka_unit_test(test_stages),         cmocka_unit_test(test_no_memory),
+                                       cmocka_unit_test(test_experts)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
