@@ -30,6 +30,9 @@
 ---
 --- A file returns the policy, a function(options) that makes it, or { params, make }: policy/params.lua.
 ---
+--- steady = true in a policy says: where nothing waits and all that run draw tokens, schedule gives each its row, in
+--- order, and skipping that changes nothing. Simulations (simulate.lua) then leave such steps out, and run faster.
+---
 --- Hooks can't wait, and have limits of time and memory. The first failure of each hook is logged with a traceback;
 --- after several in a row the policy is set aside.
 
@@ -176,10 +179,12 @@ end
 ---@param engine any
 ---@param what table|function|string|nil
 ---@param opts? table what a function that makes the policy gets
----@param limits? table see M.limits
+---@param limits? table see M.limits; steady = false: it is asked at every step, whatever it says
 function M.use(engine, what, opts, limits)
     limits = limits or {}
-    options.check("policy", limits, { seconds = "number", memory = "integer", failures = "integer" }, 2)
+    options.check("policy", limits, {
+        seconds = "number", memory = "integer", failures = "integer", steady = "boolean",
+    }, 2)
     if what == nil or what == "default" then
         local ok, err, code = engine:set_policy(nil)
         if not ok then return nil, err, code end
@@ -192,6 +197,7 @@ function M.use(engine, what, opts, limits)
     local set = {
         name = status.name, self = policy, failed = on_failed(status), failures = status.failures,
         seconds = limits.seconds or M.limits.seconds, bytes = limits.memory or M.limits.memory,
+        steady = policy.steady == true and limits.steady ~= false,
     }
     for hook, f in pairs(found) do set[hook] = f end
     local ok, err, code = engine:set_policy(set)

@@ -265,6 +265,7 @@ typedef struct lr_batch {
     const int32_t *out_rows;     /* (n_out) row numbers, ascending */
     float *logits;               /* (n_out, vocab) result; a device keeps it to itself if NULL */
     float *hidden;               /* (n_out, width of hidden) result, or NULL */
+    int32_t *told;               /* (n_out) tokens, the result of models that tell them; else NULL */
     lr_comm *tick;               /* its tick is called now and then while this runs; NULL = nobody's */
 } lr_batch;
 

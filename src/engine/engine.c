@@ -203,12 +203,15 @@ static int make_batch(lr_engine *e, lr_error *err)
     e->batch_req = lr_calloc(seqs, sizeof(lr_request *));
     e->out_rows = lr_calloc((size_t)e->max_out, sizeof *e->out_rows);
     e->scratch = lr_malloc(LR_DETOK_CAP);
-    if (lr_mul((size_t)e->max_out, (size_t)e->model->n_vocab, &n) && lr_mul(n, sizeof(float), &n))
+    if (e->model->tells) {
+        e->told = lr_calloc((size_t)e->max_out, sizeof *e->told);
+    } else if (lr_mul((size_t)e->max_out, (size_t)e->model->n_vocab, &n) && lr_mul(n, sizeof(float), &n)) {
         e->logits = lr_alloc_aligned(n);
+    }
     if (e->model->n_embd > 0 && lr_mul((size_t)e->max_out, (size_t)e->model->n_embd, &n) &&
         lr_mul(n, sizeof(float), &n) && !(e->hidden = lr_malloc(n)))
         return lr_fail(err, LR_ENOMEM, "no memory for hidden rows");
-    if (!e->rows || !e->batch || !e->batch_req || !e->out_rows || !e->scratch || !e->logits ||
+    if (!e->rows || !e->batch || !e->batch_req || !e->out_rows || !e->scratch || (!e->logits && !e->told) ||
         lr_engine__list_reserve(&e->running, e->cfg.max_seqs) ||
         lr_engine__list_reserve(&e->started, e->cfg.max_seqs)) {
         return lr_fail(err, LR_ENOMEM, "no memory for a batch of %d rows with %d rows of %d logits",
@@ -262,6 +265,7 @@ void lr_engine_free(lr_engine *e)
     lr_free(e->scratch);
     lr_free_aligned(e->logits);
     lr_free(e->hidden);
+    lr_free(e->told);
     lr_free(e);
 }
 
@@ -312,12 +316,22 @@ int lr_engine__capacity(const lr_engine *e, const lr_seq *s)
     return (int)cap;
 }
 
-void lr_engine_get_info(const lr_engine *e, lr_engine_info *info)
+void lr_engine_get_state(const lr_engine *e, lr_engine_info *info)
 {
     memset(info, 0, sizeof *info);
     info->context = e->context;
     info->n_running = e->running.n;
     info->n_waiting = e->waiting.n;
+    lr_kv_get_stats(e->kv, 0, &info->kv[0]);
+    info->steps = e->metrics.steps;
+    info->busy = e->busy;
+    info->block_seconds = e->block_seconds;
+    info->block_peak = e->block_peak;
+}
+
+void lr_engine_get_info(const lr_engine *e, lr_engine_info *info)
+{
+    lr_engine_get_state(e, info);
     info->n_seqs = e->n_seqs;
     info->n_groups = e->model->n_groups;
     info->block_size = e->cfg.block_size;
@@ -328,7 +342,6 @@ void lr_engine_get_info(const lr_engine *e, lr_engine_info *info)
     info->pinned = e->pinned[0];
     for (const lr_seq *s = e->seqs; s; s = s->next) info->slack += s->kv.n[0] * e->cfg.block_size - s->kv.computed;
     info->swapped = e->swapped;
-    info->steps = e->metrics.steps;
     e->model->ops->memory(e->model, &info->mem_weights, &info->mem_kv, &info->mem_work);
     if (!lr_engine_draft(e)) return;
     size_t more[3];

@@ -76,12 +76,20 @@ typedef struct lr_engine_info {
     size_t swapped; /* bytes in host memory */
     uint64_t steps;
     size_t mem_weights, mem_kv, mem_work; /* bytes, see lr_model_ops.memory */
+    double busy, block_seconds; /* seconds in steps that ran rows; blocks used (group 0) times seconds of them */
+    int block_peak;             /* most blocks used behind a step */
 } lr_engine_info;
 void lr_engine_get_info(const lr_engine *, lr_engine_info *info);
+/* The part of it that costs nothing to know: n_running, n_waiting, context, kv[0], steps, busy and blocks. */
+void lr_engine_get_state(const lr_engine *, lr_engine_info *info);
 
 /* One step. Returns the rows that ran, 0 if nothing could run, or a negative code if called from inside a step. A
  * failing row, sampler or whole forward pass fails the requests concerned, not the step. */
 int lr_engine_step(lr_engine *, lr_error *err);
+/* With a simulated model: as many steps as it takes until its clock is at `until`, a request ends, or something has to
+ * be decided, as long as nothing waits and all that run are decoding, under the built-in rule or a steady policy. The
+ * same as that many lr_engine_step, faster; without events for tokens. Returns their number, 0 with other models. */
+int64_t lr_engine_coast(lr_engine *, double until);
 /* Requests that are waiting or running. */
 int lr_engine_busy(const lr_engine *);
 double lr_engine_now(const lr_engine *); /* seconds on the engine's clock */

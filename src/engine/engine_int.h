@@ -119,8 +119,11 @@ struct lr_engine {
     int32_t *out_rows;      /* (max_out) */
     float *logits;          /* (max_out, n_vocab) */
     float *hidden;          /* (max_out, n_embd), NULL if the model tells none */
+    int32_t *told;          /* (max_out) tokens of models that tell them; logits is NULL then */
     char *scratch;          /* (LR_DETOK_CAP) */
     lr_metrics metrics;
+    double busy, block_seconds; /* see lr_engine_info */
+    int block_peak;
     lr_pace pace; /* times of steps by rows (spare.c) */
     lr_trace *trace;
     struct lr_spec_state *spec; /* speculate_int.h; NULL = nobody asked for drafts */
@@ -194,7 +197,14 @@ int lr_request__need_from(const lr_request *);
 int lr_request__end_pos(const lr_request *);
 void lr_request__update_pending(lr_request *);
 
+/* output.c: what a token does that was drawn */
+void lr_request__stamp(lr_request *);
+/* After a token that does not end the request by itself: does anything else end it? */
+lr_finish lr_request__after_token(lr_request *, int32_t id, bool closed);
+
 /* step.c */
+/* What a step that took the time from t0 to t1 adds to requests and metrics. */
+void lr_engine__account(lr_engine *, double t0, double t1, int rows);
 /* Carries out what was put off: cancels, then frees. */
 void lr_engine__deferred(lr_engine *);
 

@@ -72,7 +72,7 @@ bool lr_request__is_end(const lr_request *r, int32_t id)
     return !r->ignore_eos && lr_vocab_is_eog(r->e->model->vocab, id);
 }
 
-static void stamp(lr_request *r)
+void lr_request__stamp(lr_request *r)
 {
     lr_engine *e = r->e;
     double now = lr_engine__now(e);
@@ -92,6 +92,10 @@ static int append(lr_request *r, int32_t id, float logprob, lr_error *err)
 {
     lr_seq *q = r->info.seq;
     int rc = lr_seq__reserve(q, q->len + 1, err);
+    if (!rc && r->e->model->tells) { /* nobody reads its text */
+        q->tokens[q->len++] = id;
+        return 0;
+    }
     if (!rc) rc = add_rec(r, id, logprob, err);
     if (rc) return rc;
     q->tokens[q->len++] = id;
@@ -114,6 +118,11 @@ lr_sample_ctx lr_request__sample_ctx(const lr_request *r)
 /* place: of the draft whose logits these are, 0 if there is none. */
 static int draw(lr_request *r, int place, float *logits, int32_t *id, float *logprob, lr_error *err)
 {
+    if (r->e->told) {
+        *id = r->e->told[r->out];
+        *logprob = NAN;
+        return 0;
+    }
     lr_sample_ctx ctx = lr_request__sample_ctx(r);
     if (r->drawn) {
         lr_drawn *d = r->drawn;
@@ -133,8 +142,7 @@ static int draw(lr_request *r, int place, float *logits, int32_t *id, float *log
     return lr_spec__draw(r, place, logits, mask, &ctx, id, logprob, top, err);
 }
 
-/* After a token that does not end the request by itself: does anything else end it? */
-static lr_finish after_token(lr_request *r, int32_t id, bool closed)
+lr_finish lr_request__after_token(lr_request *r, int32_t id, bool closed)
 {
     lr_engine *e = r->e;
     lr_finish how = LR_FINISH_NONE;
@@ -166,7 +174,7 @@ static int take(lr_request *r, int32_t id, float logprob, lr_finish *how, lr_err
         closed = rc > 0;
     }
     int rc = append(r, id, logprob, err);
-    if (!rc) *how = after_token(r, id, closed);
+    if (!rc) *how = lr_request__after_token(r, id, closed);
     return rc;
 }
 
@@ -178,7 +186,7 @@ static int take_forced(lr_request *r, lr_finish *how, lr_error *err)
     while (*how == LR_FINISH_NONE && !r->want_cancel) {
         int rc = r->con.forced(r->con.user, &id, err);
         if (rc <= 0) return rc;
-        stamp(r);
+        lr_request__stamp(r);
         r->info.n_forced++;
         r->n_backlog++;
         r->e->metrics.forced_tokens++;
@@ -198,7 +206,7 @@ static int generate_one(lr_request *r, int place, float *logits, int n, lr_error
     int rc = draw(r, place, logits, &id, &logprob, err);
     if (rc) return rc;
     lr_kv_table_advance(r->e->kv, &q->kv, q->tokens, n);
-    stamp(r);
+    lr_request__stamp(r);
     if (lr_request__is_end(r, id)) {
         r->info.stop_token = id;
         lr_request__end(r, LR_REQ_DONE, LR_FINISH_STOP);
@@ -220,7 +228,8 @@ static int generate(lr_request *r, float *logits, int n, lr_error *err)
     for (;;) {
         int len = q->len, next;
         lr_spec__enter(r, node);
-        rc = generate_one(r, node + 1, logits + (size_t)(node + 1) * (size_t)r->e->model->n_vocab, n, err);
+        float *row = logits ? logits + (size_t)(node + 1) * (size_t)r->e->model->n_vocab : NULL;
+        rc = generate_one(r, node + 1, row, n, err);
         if (!rc) lr_spec__drawn(r, node);
         if (!drafts || rc) break;
         for (n = 0; len < q->len && (next = lr_spec__child(r, node, q->tokens[len])) >= 0; len++, n++) node = next;
@@ -286,7 +295,7 @@ static int inject(lr_request *r, float *logits, lr_error *err)
         return 0;
     }
     if (r->fault == LR_FAULT_ERROR) return lr_fail(err, LR_ESTATE, "injected error");
-    if (r->fault != LR_FAULT_NAN) return 0;
+    if (r->fault != LR_FAULT_NAN || !logits) return 0;
     for (int i = 0; i < r->e->model->n_vocab * r->n_out; i++) logits[i] = NAN;
     return 0;
 }
@@ -294,7 +303,7 @@ static int inject(lr_request *r, float *logits, lr_error *err)
 bool lr_request__take_logits(lr_request *r, int n)
 {
     lr_error err;
-    float *logits = r->e->logits + (size_t)r->out * (size_t)r->e->model->n_vocab;
+    float *logits = r->e->logits ? r->e->logits + (size_t)r->out * (size_t)r->e->model->n_vocab : NULL;
     int rc = inject(r, logits, &err);
     if (!rc) {
         switch (r->info.kind) {

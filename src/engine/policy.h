@@ -17,6 +17,9 @@ typedef struct lr_step lr_step; /* one step being put together; valid inside a h
 typedef struct lr_policy {
     const char *name;
     void *user;
+    /* Where nothing waits and each running request has one row to compute, schedule gives each its row, in order, and
+     * nothing else comes of it: simulations then need not ask it (lr_engine_coast). */
+    bool steady;
     /* A new request: 0 = take it (priority and deadline may be changed), 1 = refuse it with err filled. Default: take.
      */
     int (*admit)(void *user, lr_request *req, lr_error *err);

@@ -50,6 +50,8 @@ static int check_params(const lr_engine *e, const lr_seq *s, const lr_req_params
     if (s->req) return lr_fail(err, LR_ESTATE, "a request is active on the sequence");
     if ((unsigned)p->kind > LR_REQ_SCORE) return lr_fail(err, LR_EINVAL, "kind %d is none of a request", (int)p->kind);
     if (s->len == 0) return lr_fail(err, LR_EINVAL, "the sequence is empty");
+    if (e->model->tells && (p->kind != LR_REQ_GENERATE || p->n_top >= 0 || p->n_stop || p->constraint || p->spec))
+        return lr_fail(err, LR_EUNSUPPORTED, "a simulated model has no text and no logits: it only generates tokens");
     if (p->n_top < -1 || p->n_top > 64)
         return lr_fail(err, LR_EINVAL, "%d log-probabilities, at most 64 are given", p->n_top);
     if (p->max_tokens < -1) return lr_fail(err, LR_EINVAL, "max_tokens is %d", p->max_tokens);
@@ -130,6 +132,7 @@ static int reserve_results(lr_request *r, lr_seq *s, lr_error *err)
                                             : 0;
     int some = n < RESERVE_TOKENS ? n : RESERVE_TOKENS;
     int rc = lr_seq__reserve(s, s->len + (r->info.kind == LR_REQ_GENERATE ? some : 0), err);
+    if (r->e->model->tells) return rc;
     if (!rc) rc = grow_recs(r, (size_t)some + 1, err);
     if (!rc && r->info.kind == LR_REQ_GENERATE) {
         rc = lr_request__more_text(
@@ -140,7 +143,7 @@ static int reserve_results(lr_request *r, lr_seq *s, lr_error *err)
 
 static int make_sampler(lr_request *r, const lr_req_params *p, lr_error *err)
 {
-    if (p->kind != LR_REQ_GENERATE || p->sampler) return 0;
+    if (p->kind != LR_REQ_GENERATE || p->sampler || r->e->model->tells) return 0;
     lr_stage greedy = {.kind = LR_STAGE_TEMPERATURE, .a = 0};
     return lr_sampler_new(&r->sampler, &greedy, 1, 0, r->e->model->n_vocab, err);
 }
@@ -250,7 +253,7 @@ int lr_request_new(lr_engine *e, lr_seq *s, const lr_req_params *p, lr_request *
     e->next_req++;
     if (p->sampler && p->kind == LR_REQ_GENERATE) r->sampler = p->sampler;
     if (p->constraint && p->kind == LR_REQ_GENERATE) r->con = *p->constraint;
-    bool force = p->kind == LR_REQ_GENERATE && lr_sampler_takes_any(r->sampler);
+    bool force = p->kind == LR_REQ_GENERATE && r->sampler && lr_sampler_takes_any(r->sampler);
     r->force = force && r->con.forced && r->n_top < 0; /* who wants log-probabilities needs each row */
     if (r->con.start) r->con.start(r->con.user, r->detok.strip, force);
     if (r->spec) r->spec->p.user = p->spec->user;

@@ -32,7 +32,7 @@ static void add_to_batch(lr_engine *e, lr_batch *b, lr_request *r)
 
 static void make_batch(lr_engine *e, lr_batch *b)
 {
-    *b = (lr_batch){.tokens = e->rows, .seqs = e->batch, .out_rows = e->out_rows, .logits = e->logits};
+    *b = (lr_batch){.tokens = e->rows, .seqs = e->batch, .out_rows = e->out_rows, .logits = e->logits, .told = e->told};
     const req_list *lists[] = {&e->running, &e->started};
     for (int l = 0; l < 2; l++) {
         for (int i = 0; i < lists[l]->n; i++) {
@@ -125,7 +125,7 @@ void lr_engine__deferred(lr_engine *e)
     e->in_step = was;
 }
 
-static void account(lr_engine *e, double t0, double t1, int rows)
+void lr_engine__account(lr_engine *e, double t0, double t1, int rows)
 {
     for (int i = 0; i < e->running.n; i++) {
         lr_req_info *r = &e->running.at[i]->info;
@@ -134,6 +134,11 @@ static void account(lr_engine *e, double t0, double t1, int rows)
     if (e->policy.name) lr_hist__add_T(&e->metrics.hook, e->hook_time);
     e->hook_time = 0;
     if (rows == 0) return;
+    lr_kv_stats kv;
+    lr_kv_get_stats(e->kv, 0, &kv);
+    e->busy += t1 - t0;
+    e->block_seconds += kv.used * (t1 - t0);
+    if (kv.used > e->block_peak) e->block_peak = kv.used;
     e->metrics.steps++;
     lr_hist__add_T(&e->metrics.step, t1 - t0);
     lr_hist__add_B(&e->metrics.batch, rows);
@@ -191,7 +196,7 @@ int lr_engine_step(lr_engine *e, lr_error *err)
     lr_engine__deferred(e);
     t2 = lr_engine__now(e);
     trace_step(e, &b, t0, tf, t1, t2);
-    account(e, t0, t2, b.n_rows);
+    lr_engine__account(e, t0, t2, b.n_rows);
     if (b.n_out > 0) lr_hist__add_T(&e->metrics.results, t2 - t1);
     e->in_step = false;
     return b.n_rows;

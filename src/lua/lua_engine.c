@@ -9,6 +9,7 @@
 #include "base/mem.h"
 #include "engine/metrics.h"
 #include "model/parallel.h"
+#include "model/simulated.h"
 #include <string.h>
 
 lr_engine_ud *lr_lua_check_engine(lua_State *L, int idx) { return lr_lua_check_open(L, idx, LR_LUA_ENGINE, "engine"); }
@@ -386,6 +387,10 @@ static int core_engine_new(lua_State *L)
         lua_insert(L, -2);
         lua_pushliteral(L, "invalid");
         return 3;
+    }
+    if (lr_simulated_is(m->model)) {
+        c.now = lr_simulated_now;
+        c.now_user = m->model;
     }
     lr_engine_ud *u = lua_newuserdatauv(L, sizeof *u, 3);
     *u = (lr_engine_ud){0};

@@ -126,6 +126,7 @@ void lr_lua_open_pattern(lua_State *L);
 void lr_lua_open_sandbox(lua_State *L);
 void lr_lua_open_spec(lua_State *L);
 void lr_lua_open_dist(lua_State *L);
+void lr_lua_open_simulate(lua_State *L);
 
 /* Pushes a table of find, match, gmatch, gsub, each bounded to so many steps a call (lua_pattern.c). */
 void lr_lua_push_patterns(lua_State *L, lua_Integer steps);

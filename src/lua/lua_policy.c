@@ -304,7 +304,7 @@ static void make_env(lua_State *L, lr_lua_policy *p, int env)
 static int install(lua_State *L, lr_engine_ud *u, lr_lua_policy *p)
 {
     lr_error err;
-    lr_policy hooks = {.name = p->name, .user = p, .finish = on_finish, .free = on_free};
+    lr_policy hooks = {.name = p->name, .user = p, .steady = p->steady, .finish = on_finish, .free = on_free};
     if (p->hook[HOOK_ADMIT].there) hooks.admit = on_admit;
     if (p->hook[HOOK_SCHEDULE].there) hooks.schedule = on_schedule;
     if (p->hook[HOOK_PREEMPT].there) hooks.preempt = on_preempt;
@@ -319,7 +319,7 @@ static int install(lua_State *L, lr_engine_ud *u, lr_lua_policy *p)
 }
 
 /* e:set_policy({ name =, self =, admit = ... finish = functions, failed = function(hook, message, failures, set_aside),
- * seconds =, bytes =, failures = in a row }) or e:set_policy(nil) -> true; nil, text, code */
+ * seconds =, bytes =, failures = in a row, steady = bool }) or e:set_policy(nil) -> true; nil, text, code */
 int lr_lua_engine_set_policy(lua_State *L)
 {
     lr_engine_ud *u = lr_lua_check_engine(L, 1);
@@ -343,6 +343,7 @@ int lr_lua_engine_set_policy(lua_State *L)
         return luaL_error(L, "policy '%s': a limit is out of range", p->name);
     }
     p->limits.bytes = (size_t)bytes;
+    p->steady = lr_lua_opt_bool(L, 2, "steady", false);
     p->max_failures = (int)failures;
     lua_createtable(L, ENV_HOOKS + N_HOOKS, 0);
     make_env(L, p, 4);

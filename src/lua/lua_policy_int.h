@@ -62,7 +62,7 @@ typedef struct lr_lua_policy {
     int n_running, n_waiting; /* entries of the lists */
     lr_lua_limits limits;
     int max_failures; /* of a hook in a row */
-    bool set_aside;
+    bool set_aside, steady;
     struct {
         bool there, logged;
         int in_a_row;

@@ -43,6 +43,8 @@ struct lr_model {
     int n_groups;                /* KV block groups in use */
     int window[LR_KV_GROUPS];    /* positions a layer of the group looks back over; 0 = all */
     bool echoes;                 /* forward knows echoes (lr_batch_echo): drafts may be trees */
+    bool tells;                  /* forward tells tokens (lr_batch.told) and no logits: requests only generate, without
+                                    text, log-probabilities, constraints or drafts */
     uint64_t fingerprint;        /* of file and graph: ties snapshots to the model */
     lr_vocab *vocab;             /* a reference, never NULL */
     struct lr_adapter *adapters; /* made for it (adapter.h) */

@@ -12,6 +12,7 @@ local function order(r) return r.deadline end
 local function make(options)
     return {
         name = "deadline",
+        steady = not options.drop,
         schedule = function(_, step)
             if options.drop then
                 local now = step.now

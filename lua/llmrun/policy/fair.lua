@@ -65,6 +65,7 @@ local function make(options)
 
     return {
         name = "fair",
+        steady = true,
         schedule = function(_, step)
             catch_up(step)
             local list = next_ones(step.waiting, step.slots)

@@ -3,6 +3,7 @@
 local function make()
     return {
         name = "fcfs",
+        steady = true,
         schedule = function(_, step) step:serve() end,
     }
 end

@@ -21,6 +21,7 @@ local function make(options)
 
     return {
         name = "longest_prefix",
+        steady = true,
         schedule = function(_, step)
             if step.slots == 0 or #step.waiting > many then return step:serve() end
             local computing = {} -- beginnings of prompts that are being computed

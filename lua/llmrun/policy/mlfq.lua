@@ -35,6 +35,7 @@ local function make(options)
 
     return {
         name = "mlfq",
+        steady = true,
         schedule = function(_, step)
             if step.now - looked > patience / 10 then
                 looked = step.now

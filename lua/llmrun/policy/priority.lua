@@ -8,6 +8,7 @@ local function order(r) return -r.priority end
 local function make(options)
     return {
         name = "priority",
+        steady = true,
         schedule = function(_, step)
             if options.displace then step:displace(order) end
             step:serve(order)

@@ -11,6 +11,7 @@ local function make(options)
     local function order(r) return r.pending - aging * r.queue_time end
     return {
         name = "shortest_first",
+        steady = true,
         schedule = function(_, step) step:serve(order) end,
     }
 end

@@ -1,0 +1,1 @@
+return require("llmrun.profiles.gpu")("h100", "70b")
