@@ -1,15 +1,15 @@
---- Simulation: a fleet of engines on a trace, with the engine's own scheduler, block pool, prefix index and policies, and
---- a cost model (profile.lua) and a virtual clock in the place of the forward pass.
+--- Simulation: a fleet of engines on a trace, with the engine's own scheduler, block pool, prefix index and policies,
+--- and a cost model (profile.lua) and a virtual clock in the place of the forward pass.
 ---
 ---   local simulate = require "llmrun.simulate"
 ---   local r = simulate.run { policy = "fair", trace = rows, profile = "h100-8b", replicas = 8 }
 ---
 --- Options: policy (a name, a file, a function, a table; nil: the built-in rule; each replica makes its own, but of a
---- table), policy_options, trace, profile, replicas (1), router (simulate/routers.lua), seed (of math.random; 1), tp, pp,
---- engine { max_batch_tokens, max_seqs, chunk, block_size, kv_tokens, prefix_cache, preempt, swap_bytes }, slo { ttft,
---- tpot } in seconds, rows (true: keep a record of each request), progress(done, virtual seconds), sample (seconds
---- between two points of the time line), oversize ("error", or "drop": what fits no replica counts as failed), steady
---- (false: every step asks the policy).
+--- table), policy_options, trace, profile, replicas (1), router (simulate/routers.lua), seed (of math.random; 1), tp,
+--- pp, engine { max_batch_tokens, max_seqs, chunk, block_size, kv_tokens, prefix_cache, preempt, swap_bytes }, slo
+--- { ttft, tpot } in seconds, rows (true: keep a record of each request), progress(done, virtual seconds), sample
+--- (seconds between two points of the time line), oversize ("error", or "drop": what fits no replica counts as failed),
+--- steady (false: every step asks the policy).
 ---
 --- The trace is a list of rows, or a function that gives the next row, or nil:
 ---
@@ -19,12 +19,13 @@
 ---   session   the prompt begins with the text, prompt and output, of the session's row before (of the `after` row, if
 ---             that is of the same session); a shorter prompt is the beginning of it
 ---   tenant, priority, deadline (seconds after its arrival)
----   after     number of an earlier row: it comes `delay` seconds after that one has ended, and `at` does not matter. In
----             an iterator it has to stand before the next row with an `at`
+---   after     number of an earlier row: it comes `delay` seconds after that one has ended, and `at` does not matter. If
+---             that one fails it never comes, and counts as failed. In an iterator it has to stand before the next row
+---             with a time of its own
 ---   number    its number, if it is not its place
 ---
---- The same input gives the same result, to the last bit, but for `wall` (seconds that it took). What it holds stands at
---- the end of this file and in simulate/results.lua; times are in seconds.
+--- The same input gives the same result, to the last bit, but for `wall` (seconds that it took). What it holds stands
+--- at the end of this file and in simulate/results.lua; times are in seconds.
 
 local core = require "llmrun.core"
 local errors = require "llmrun.errors"
@@ -262,8 +263,22 @@ function Run:submit(job)
     if not refused and not (code == "full" and self.o.oversize == "drop") then
         fail("row %d of the trace: %s", job.number, err)
     end
-    self.results:fail(job, job.at, err)
-    self:ended(job, job.at)
+    self:failed(job, job.at, err)
+end
+
+--- A row has failed: those that would have come after it fail too.
+function Run:failed(job, at, why)
+    local trace = self.trace
+    self.results:fail(job, at, why)
+    trace.ended[job.number] = true
+    local list = trace.dependents[job.number]
+    trace.dependents[job.number] = nil
+    for _, d in ipairs(list or {}) do
+        trace.n_dependents = trace.n_dependents - 1
+        d.at = at
+        self.results:arrive(d, at)
+        self:failed(d, at, ("row %d, which it comes after, failed"):format(job.number))
+    end
 end
 
 --- A row has ended: those that come after it.
@@ -291,10 +306,10 @@ function Run:collect()
         self.inside = self.inside - 1
         if done then
             self.results:finish(job, replica, first, last, ended, cached, generated, preempted)
+            self:ended(job, ended)
         else
-            self.results:fail(job, ended, "failed in the engine")
+            self:failed(job, ended, "failed in the engine")
         end
-        self:ended(job, ended)
     end
 end
 
@@ -354,7 +369,7 @@ local function check_options(o)
     if not o.profile then fail("profile: a profile, its name or its file expected") end
     local n = o.replicas or 1
     if n < 1 or n > 100000 then fail("replicas is %d: 1 to 100000 expected", n) end
-    if o.sample and not (o.sample > 0) then fail("sample is %g: seconds expected", o.sample) end
+    if o.sample and o.sample <= 0 then fail("sample is %g: seconds expected", o.sample) end
     if o.oversize and o.oversize ~= "drop" and o.oversize ~= "error" then
         fail("oversize is '%s': \"error\" or \"drop\" expected", o.oversize)
     end

@@ -66,8 +66,11 @@ local function show(r)
     print(line("TTFT", r.ttft, 1000))
     print(line("TPOT", r.tpot, 1000))
     print(line("total", r.e2e, 1))
-    print(("goodput %.1f %% (%.2f requests/s), prefix hits %.1f %%, preemptions %d, KV %.1f %% (at most %.1f %%)"):format(
-        100 * r.goodput, r.goodput_per_s, 100 * r.hit_rate, r.preemptions, 100 * r.kv.mean, 100 * r.kv.peak))
+    print(("goodput %.1f %% (%.2f requests/s), prefix hits %.1f %%, preemptions %d, KV %.1f %% (at most %.1f %%)")
+        :format(100 * r.goodput, r.goodput_per_s, 100 * r.hit_rate, r.preemptions, 100 * r.kv.mean, 100 * r.kv.peak))
+    if r.deadlines then
+        print(("deadlines met by %.1f %% of %d"):format(100 * r.deadlines.met, r.deadlines.requests))
+    end
     local names = {}
     for name in pairs(r.tenants) do names[#names + 1] = name end
     table.sort(names)
@@ -88,8 +91,8 @@ end
 function M.read_trace(o)
     local traces = require "llmrun.traces"
     if not o.trace then args.fail("--trace FILE is needed", 2) end
-    if not (o.scale > 0) then args.fail("--scale must be more than 0", 2) end
-    if not (o.speed >= 0) then args.fail("--speed can't be negative", 2) end
+    if o.scale <= 0 then args.fail("--scale must be more than 0", 2) end
+    if o.speed < 0 then args.fail("--speed can't be negative", 2) end
     local rows, err = traces.read(o.trace, o.requests, o.skip)
     if not rows then args.fail(err) end
     if o.scale == 1 and o.speed == 1 then return rows end

@@ -23,8 +23,10 @@ return function(machine, model)
             tp = { latency = 8e-6, bandwidth = 300e9 }, pp = { latency = 1e-5, bandwidth = 40e9 },
             exchanges = { layer = 2, bytes = 2 * 2 * 2 * w.width },
         },
-        kv = { bytes_per_token = 2 * w.layers * w.kv_heads * w.head_dim * 2, memory = m.memory, reserve = 0.1 * m.memory,
-            swap_bandwidth = 50e9 },
+        kv = {
+            bytes_per_token = 2 * w.layers * w.kv_heads * w.head_dim * 2, memory = m.memory,
+            reserve = 0.1 * m.memory, swap_bandwidth = 50e9,
+        },
         engine = { max_batch_tokens = 2048, max_seqs = 256, block_size = 16 },
     }
 end

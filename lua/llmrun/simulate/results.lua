@@ -6,7 +6,10 @@ local Results = {}
 Results.__index = Results
 
 local function new_tenant()
-    return { requests = 0, ttft = {}, tpot = {}, e2e = {}, output_tokens = 0, work = 0, inside = 0, busy = 0, since = 0 }
+    return {
+        requests = 0, ttft = {}, tpot = {}, e2e = {}, output_tokens = 0, work = 0, inside = 0, busy = 0, since = 0,
+        due = 0, met = 0,
+    }
 end
 
 ---@param o { slo: table, rows: boolean, sample: number|nil }
@@ -14,7 +17,7 @@ function M.new(o)
     return setmetatable({
         slo = o.slo or {}, records = o.rows and {} or nil, ttft = {}, tpot = {}, e2e = {}, tenants = {},
         requests = 0, finished = 0, failed = 0, good = 0, prompt_tokens = 0, cached_tokens = 0, output_tokens = 0,
-        preemptions = 0, last_end = 0, timeline = {}, every = o.sample or 1, next_sample = 0, fixed = o.sample ~= nil,
+        preemptions = 0, last_end = 0, due = 0, met = 0, timeline = {}, every = o.sample or 1, next_sample = 0, fixed = o.sample ~= nil,
     }, Results)
 end
 
@@ -33,6 +36,7 @@ function Results:arrive(row, at)
     self.requests = self.requests + 1
     local t = self:tenant(row)
     t.requests = t.requests + 1
+    if row.deadline then self.due, t.due = self.due + 1, t.due + 1 end
     if t.inside == 0 then t.since = at end
     t.inside = t.inside + 1
 end
@@ -63,6 +67,8 @@ function Results:finish(row, replica, first, last, ended, cached, generated, pre
         self.tpot[#self.tpot + 1] = tpot
         t.tpot[#t.tpot + 1] = tpot
     end
+    local late = row.deadline and e2e > row.deadline
+    if row.deadline and not late then self.met, t.met = self.met + 1, t.met + 1 end
     local good = ttft <= (slo.ttft or math.huge) and (tpot or 0) <= (slo.tpot or math.huge)
     if good then self.good = self.good + 1 end
     self.prompt_tokens, self.cached_tokens = self.prompt_tokens + row.prompt, self.cached_tokens + cached
@@ -76,7 +82,7 @@ function Results:finish(row, replica, first, last, ended, cached, generated, pre
         self.records[#self.records + 1] = {
             number = row.number, at = row.at, replica = replica, ttft = ttft, tpot = tpot, e2e = e2e,
             prompt = row.prompt, cached = cached, output = generated, preempted = preempted, tenant = row.tenant,
-            session = row.session, good = good,
+            session = row.session, good = good, late = late,
         }
     end
 end
@@ -111,6 +117,9 @@ local function summary(list)
         p99 = quantile(list, 0.99), max = list[#list] }
 end
 
+--- Requests that had a deadline, and the share of them that ended in time; nil if none had one.
+local function deadlines(t) return t.due > 0 and { requests = t.due, met = t.met / t.due } or nil end
+
 --- Jain's index of a list: 1 = all equal, 1 / n = one has all.
 local function jain(list)
     local sum, squares = 0, 0
@@ -134,7 +143,7 @@ function Results:of_tenants()
         out[name] = {
             requests = t.requests, ttft = summary(t.ttft), tpot = summary(t.tpot), e2e = summary(t.e2e),
             output_tokens = t.output_tokens, share = all > 0 and t.work / all or 0,
-            service = t.busy > 0 and t.work / t.busy or 0,
+            service = t.busy > 0 and t.work / t.busy or 0, deadlines = deadlines(t),
         }
     end
     return out, jain(rates)
@@ -152,7 +161,7 @@ function Results:report(seconds)
         goodput = self.requests > 0 and self.good / self.requests or 0, goodput_per_s = self.good / s,
         hit_rate = self.prompt_tokens > 0 and self.cached_tokens / self.prompt_tokens or 0,
         preemptions = self.preemptions, tenants = tenants, fairness = fairness, timeline = self.timeline,
-        records = self.records,
+        records = self.records, deadlines = deadlines(self),
     }
 end
 

@@ -57,10 +57,9 @@ end
 --- The function(request, replicas, fleet) that a router, its name or its file stands for, and its name; or nil, text.
 ---@param what function|table|string|nil
 function M.load(what)
-    local name = "custom"
+    local name
     if what == nil then what = "least_loaded" end
     if type(what) == "string" then
-        name = what
         local key = what:gsub("-", "_")
         if made[key] then return made[key](), key end
         if not what:find("[/.]") then
@@ -70,12 +69,13 @@ function M.load(what)
         end
         local loaded, err = load_file(what)
         if not loaded then return nil, err end
-        what, name = loaded, what:match("([^/]+)%.lua$") or what
+        name = what:match("([^/]+)%.lua$") or what
+        what = loaded
     end
-    if type(what) == "function" then return what, name end
+    if type(what) == "function" then return what, name or "custom" end
     if type(what) == "table" and type(what.route) == "function" then
         local router = what
-        return function(...) return router:route(...) end, router.name or name
+        return function(...) return router:route(...) end, router.name or name or "custom"
     end
     return nil, "a router is a function(request, replicas), or a table with a function 'route'; got " .. type(what)
 end
