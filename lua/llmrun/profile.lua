@@ -1,7 +1,8 @@
 --- Profiles: what a step of a model on a machine costs, for simulations (simulate.lua).
 ---
 --- A profile is a table, or JSON, { format = "llmrun-profile-1", name, source, model, machine, step, links, kv,
---- engine, error }. `llmrun profile` measures one (kind "table"); those by name follow from published figures (kind "roofline").
+--- engine, error }. `llmrun profile` measures one (kind "table"); those by name follow from published figures (kind
+--- "roofline").
 ---
 ---   model   context; for a roofline also parameters, weight_bytes, layers, width, heads, head_dim
 ---   step    kind = "table": rows, seconds (lists: a step of so many rows without context), and seconds for each

@@ -19,9 +19,9 @@
 ---   session   the prompt begins with the text, prompt and output, of the session's row before (of the `after` row, if
 ---             that is of the same session); a shorter prompt is the beginning of it
 ---   tenant, priority, deadline (seconds after its arrival)
----   after     number of an earlier row: it comes `delay` seconds after that one has ended, and `at` does not matter. If
----             that one fails it never comes, and counts as failed. In an iterator it has to stand before the next row
----             with a time of its own
+---   after     number of an earlier row: it comes `delay` seconds after that one has ended, and `at` does not matter.
+---             If that one fails it never comes, and counts as failed. In an iterator it has to stand before the next
+---             row with a time of its own
 ---   number    its number, if it is not its place
 ---
 --- The same input gives the same result, to the last bit, but for `wall` (seconds that it took). What it holds stands

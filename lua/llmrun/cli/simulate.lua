@@ -16,8 +16,9 @@ a file that llmrun profile wrote. The same input gives the same output.]],
         llmrun simulate --policy mine.lua --trace day.jsonl --profile mine.json --replicas 8 --router session
         llmrun simulate --policy fair --trace day.jsonl --profile h100-70b --slo-ttft 1 --slo-tpot 0.05 --json]],
     flags = {
-        { "policy", short = "p", arg = "NAME|FILE", help = "scheduling policy (default: by arrival)" },
-        { "trace", arg = "FILE", help = "requests: see traces.lua" },
+        { "policy", short = "p", arg = "NAME|FILE",
+            help = "scheduling policy, perhaps with options: mlfq:quantum=128 (default: by arrival)" },
+        { "trace", arg = "TRACE", help = "a file, or a made one: poisson:rate=5,requests=1000 (llmrun trace --help)" },
         { "profile", arg = "NAME|FILE", help = "what steps cost" },
         { "replicas", short = "r", arg = "N", type = "integer", default = 1, range = { 1, 100000 },
             help = "engines, each with a model" },
@@ -37,7 +38,8 @@ a file that llmrun profile wrote. The same input gives the same output.]],
         { "requests", arg = "N", type = "integer", help = "most rows of the trace" },
         { "skip", arg = "N", type = "integer", default = 0, help = "rows to leave out at the beginning" },
         { "scale", arg = "X", type = "number", default = 1, help = "lengths times X" },
-        { "speed", arg = "X", type = "number", default = 1, help = "X times as fast (0: all at once)" },
+        { "speed", arg = "X", type = "number", default = 1, help = "arrivals X times as fast" },
+        { "limit", arg = "N", type = "integer", help = "leaves out rows of more than N tokens" },
         { "sample", arg = "S", type = "number", help = "seconds between two points of the time line" },
         { "drop-oversize", help = "rows that fit no replica count as failed; else they end the command" },
         { "rows", arg = "FILE", help = "writes a line of JSON for each request" },
@@ -87,23 +89,23 @@ local function show(r)
     if r.policy_error then print("the policy failed: " .. r.policy_error) end
 end
 
---- The rows that the flags name.
+--- The rows that the flags name, one after the other.
 function M.read_trace(o)
-    local traces = require "llmrun.traces"
-    if not o.trace then args.fail("--trace FILE is needed", 2) end
-    if o.scale <= 0 then args.fail("--scale must be more than 0", 2) end
-    if o.speed < 0 then args.fail("--speed can't be negative", 2) end
-    local rows, err = traces.read(o.trace, o.requests, o.skip)
-    if not rows then args.fail(err) end
-    if o.scale == 1 and o.speed == 1 then return rows end
-    return (traces.scale(rows, { scale = o.scale, speed = o.speed }))
+    if not o.trace then args.fail("--trace TRACE is needed", 2) end
+    local rows, err = require("llmrun.traces").open(o.trace, {
+        most = o.requests, skip = o.skip, scale = o.scale, speed = o.speed, limit = o.limit,
+    })
+    if not rows then args.fail(err, 2) end
+    return rows
 end
 
 --- The options of simulate.run that the flags say, but for the trace.
 function M.options(o)
     if not o.profile then args.fail("--profile NAME|FILE is needed", 2) end
+    local policy, policy_options
+    if o.policy then policy, policy_options = common.policy_of(o.policy) end
     return {
-        policy = o.policy, profile = o.profile, replicas = o.replicas, router = o.router, seed = o.seed, tp = o.tp,
+        policy = policy, policy_options = policy_options, profile = o.profile, replicas = o.replicas, router = o.router, seed = o.seed, tp = o.tp,
         pp = o.pp, slo = { ttft = o.slo_ttft, tpot = o.slo_tpot }, sample = o.sample, rows = o.rows ~= nil,
         oversize = o.drop_oversize and "drop" or nil,
         engine = {

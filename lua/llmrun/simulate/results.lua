@@ -7,8 +7,8 @@ Results.__index = Results
 
 local function new_tenant()
     return {
-        requests = 0, ttft = {}, tpot = {}, e2e = {}, output_tokens = 0, work = 0, inside = 0, busy = 0, since = 0,
-        due = 0, met = 0,
+        requests = 0, ttft = {}, tpot = {}, e2e = {}, output_tokens = 0, work = 0, inside = 0, busy = 0,
+        since = 0, due = 0, met = 0,
     }
 end
 
@@ -17,7 +17,8 @@ function M.new(o)
     return setmetatable({
         slo = o.slo or {}, records = o.rows and {} or nil, ttft = {}, tpot = {}, e2e = {}, tenants = {},
         requests = 0, finished = 0, failed = 0, good = 0, prompt_tokens = 0, cached_tokens = 0, output_tokens = 0,
-        preemptions = 0, last_end = 0, due = 0, met = 0, timeline = {}, every = o.sample or 1, next_sample = 0, fixed = o.sample ~= nil,
+        preemptions = 0, last_end = 0, due = 0, met = 0, timeline = {},
+        every = o.sample or 1, next_sample = 0, fixed = o.sample ~= nil,
     }, Results)
 end
 
