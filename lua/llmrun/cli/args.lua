@@ -25,7 +25,7 @@ M.model_flags = {
     { "block-size", arg = "N", type = "integer", range = { 1, 256 },
       help = "tokens in a KV block, 1 to 256 (default 16)" },
     { "device", arg = "NAME", help = "cpu, cuda:N or auto: a GPU if one can be used, else the CPU [auto]" },
-    { "policy", arg = "NAME|FILE", 
+    { "policy", arg = "NAME|FILE",
       help = "scheduling policy: a name (fair, mlfq:quantum=128) or a file (default: by arrival)" },
     { "watch", help = "reads the policy's file again whenever it changes" },
     { "trace", arg = "FILE", help = "writes a trace of steps, requests and hooks, for Perfetto or Chrome" },
