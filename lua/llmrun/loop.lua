@@ -383,8 +383,9 @@ local function run_ready()
 end
 
 --- One round. False if nothing can happen any more.
-local function turn()
+local function turn(main)
     run_ready()
+    if not alive[main] then return true end -- what is still watched is waited for by nobody
     poll(0)
     if head <= tail then
         run_timers()
@@ -410,7 +411,7 @@ end
 function M.run(fn, ...)
     local main = M.spawn(fn, ...)
     while alive[main] do
-        local going = turn()
+        local going = turn(main)
         if core.interrupted() then
             core.interrupted(true)
             if not M.on_interrupt then

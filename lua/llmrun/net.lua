@@ -31,6 +31,12 @@ local function wait_ready(self, what, call, seconds)
     return ready
 end
 
+--- A connection over a socket of core.tcp, or over anything that has its methods.
+---@return llmrun.Connection
+function M.over(sock, host, port)
+    return setmetatable({ sock = sock, buffer = "", host = host, port = port }, Connection)
+end
+
 --- Connects; nil, text, code.
 ---@param host string
 ---@param port integer
@@ -39,7 +45,7 @@ end
 function M.connect(host, port, seconds)
     local sock, err, code = core.tcp(host, port)
     if not sock then return nil, err, code end
-    local self = setmetatable({ sock = sock, buffer = "", host = host, port = port }, Connection)
+    local self = M.over(sock, host, port)
     if not wait_ready(self, "w", "net.connect", seconds or 10) then
         self:close()
         return nil, ("%s port %d: no connection after %g s"):format(host, port, seconds or 10), "limit"
@@ -168,8 +174,9 @@ end
 local function read_chunks(self, on_data, seconds)
     while true do
         local line, err, code = self:read_to("\r\n", seconds)
-        local n = line and tonumber(line:match("^(%x+)"), 16)
-        if not n then return nil, err or "a bad chunk", code or "format" end
+        local digits = line and line:match("^0*(%x+)")
+        if not digits or #digits > 15 then return nil, err or "a bad chunk", code or "format" end
+        local n = tonumber(digits, 16)
         if n == 0 then return self:read_to("\r\n", seconds) end
         local ok
         ok, err, code = self:read_bytes(n, on_data, seconds)
@@ -189,9 +196,11 @@ end
 
 --- Reads an answer's body, piece by piece.
 function M.read_body(self, r, method, on_data, seconds)
-    local length = tonumber(r.headers["content-length"])
+    local given = r.headers["content-length"]
+    local length = given and given:find("^%d+$") and #given < 19 and math.tointeger(tonumber(given))
     if method == "HEAD" or r.status == 204 or r.status == 304 or r.status < 200 then return true end
     if r.headers["transfer-encoding"] == "chunked" then return read_chunks(self, on_data, seconds) end
+    if given and not length then return nil, "a bad Content-Length", "format" end
     if length then return self:read_bytes(length, on_data, seconds) end
     return read_rest(self, on_data, seconds)
 end

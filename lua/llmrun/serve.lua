@@ -173,7 +173,8 @@ local function ended(self, x, task)
     if self.ending and not next(self.active) then loop.fire(self.idle) end
 end
 
-local function take(self, core_req, id)
+--- Answers a request, an object as the listener gives them.
+function Server:take(core_req, id)
     local x = exchange.new(self, core_req, id)
     self.active[id] = x
     local task = loop.spawn_owned(dispatch, self, x)
@@ -189,7 +190,7 @@ local function on_news(self)
     while true do
         local core_req, id, what = self.core:next()
         if not core_req then return end
-        if what & NEW ~= 0 then take(self, core_req, id) end
+        if what & NEW ~= 0 then self:take(core_req, id) end
         local x = self.active[id]
         if x and what & GONE ~= 0 then
             x:lost()

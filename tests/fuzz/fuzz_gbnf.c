@@ -1,8 +1,10 @@
-/* fuzz_gbnf.c - libFuzzer target: any bytes as a GBNF grammar; see grammar_fuzz.h.
+/* fuzz_gbnf.c - libFuzzer target: any bytes as a GBNF grammar; see grammar_walk.lua.
  *
- *   cmake --preset fuzz && cmake --build --preset fuzz --target fuzz_gbnf
- *   build-fuzz/fuzz_gbnf -max_len=400 -timeout=20 -max_total_time=300 tests/fuzz/corpus/gbnf
+ *   scripts/fuzz gbnf
  */
-#include "grammar_fuzz.h"
+#include "lua_fuzz.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) { return fuzz_grammar("grammar", data, size); }
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    return fuzz_lua("tests/fuzz/grammar_walk.lua", "grammar", data, size);
+}

@@ -1,8 +1,10 @@
-/* fuzz_json_schema.c - libFuzzer target: any bytes as a JSON schema; see grammar_fuzz.h.
+/* fuzz_json_schema.c - libFuzzer target: any bytes as a JSON schema; see grammar_walk.lua.
  *
- *   cmake --preset fuzz && cmake --build --preset fuzz --target fuzz_json_schema
- *   build-fuzz/fuzz_json_schema -max_len=400 -timeout=20 -max_total_time=300 tests/fuzz/corpus/json_schema
+ *   scripts/fuzz json_schema
  */
-#include "grammar_fuzz.h"
+#include "lua_fuzz.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) { return fuzz_grammar("json", data, size); }
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    return fuzz_lua("tests/fuzz/grammar_walk.lua", "json", data, size);
+}

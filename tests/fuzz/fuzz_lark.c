@@ -1,8 +1,10 @@
-/* fuzz_lark.c - libFuzzer target: any bytes as a Lark grammar; see grammar_fuzz.h.
+/* fuzz_lark.c - libFuzzer target: any bytes as a Lark grammar; see grammar_walk.lua.
  *
- *   cmake --preset fuzz && cmake --build --preset fuzz --target fuzz_lark
- *   build-fuzz/fuzz_lark -max_len=400 -timeout=20 -max_total_time=300 tests/fuzz/corpus/lark
+ *   scripts/fuzz lark
  */
-#include "grammar_fuzz.h"
+#include "lua_fuzz.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) { return fuzz_grammar("lark", data, size); }
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    return fuzz_lua("tests/fuzz/grammar_walk.lua", "lark", data, size);
+}

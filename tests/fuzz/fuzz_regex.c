@@ -1,8 +1,10 @@
-/* fuzz_regex.c - libFuzzer target: any bytes as a regular expression; see grammar_fuzz.h.
+/* fuzz_regex.c - libFuzzer target: any bytes as a regular expression; see grammar_walk.lua.
  *
- *   cmake --preset fuzz && cmake --build --preset fuzz --target fuzz_regex
- *   build-fuzz/fuzz_regex -max_len=400 -timeout=20 -max_total_time=300 tests/fuzz/corpus/regex
+ *   scripts/fuzz regex
  */
-#include "grammar_fuzz.h"
+#include "lua_fuzz.h"
 
-int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size) { return fuzz_grammar("regex", data, size); }
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    return fuzz_lua("tests/fuzz/grammar_walk.lua", "regex", data, size);
+}

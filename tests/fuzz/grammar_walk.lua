@@ -8,7 +8,7 @@ local CODES = { format = true, unsupported = true, limit = true, invalid = true,
 local OFTEN = { 34, 93, 125, 97, 49 }
 
 --- kind: of grammar.compile.
-return function(kind, text)
+return function(text, kind)
     local g, err, code = grammar.compile { [kind] = text, holes = (kind == "grammar" or kind == "lark") and
         { hole = function() return { "x", "yz" } end } or nil }
     if not g then

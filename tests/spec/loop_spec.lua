@@ -325,3 +325,18 @@ describe("branches", function()
         assert.equal("early", loop.wait(t, "spec"))
     end)
 end)
+
+describe("a program that ends", function()
+    local folder = require("tests.spec.shell_support").folder()
+    teardown(function() folder:remove() end)
+
+    it("waits for nothing that is only watched", function()
+        local f <close> = assert(io.open(folder:at "p.lua", "w"))
+        f:write 'require("llmrun.serve").start { port = 0 } print "over"'
+        f:close()
+        local out, errors, status = folder:llmrun "p.lua"
+        assert.equal("over\n", out)
+        assert.equal("", errors)
+        assert.equal(0, status)
+    end)
+end)

@@ -145,8 +145,20 @@ static int fx_reference(lr_scripted_next next, void *user, int32_t *tokens, int 
 }
 
 static uint32_t fx_seed = 1;
+static struct {
+    const uint8_t *p, *end; /* bytes that are drawn in place of random numbers; NULL = none */
+} fx_bytes;
+
+static bool fx_bytes_over(void) { return fx_bytes.p && fx_bytes.p == fx_bytes.end; }
+
+/* 0 .. n-1: from the bytes, zeros when they are used up; or from the seed. */
 static uint32_t fx_rnd(uint32_t n)
 {
+    if (fx_bytes.p) {
+        uint32_t v = 0;
+        for (uint32_t most = n - 1; most > 0 && !fx_bytes_over(); most >>= 8) v = v << 8 | *fx_bytes.p++;
+        return v % n;
+    }
     fx_seed ^= fx_seed << 13;
     fx_seed ^= fx_seed >> 17;
     fx_seed ^= fx_seed << 5;
