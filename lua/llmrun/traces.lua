@@ -329,7 +329,10 @@ function M.open(what, opts)
         return nil
     end
     local head = rows() -- an empty trace is an error here, not a surprise later
-    if not head then return nil, ("%s: no rows there%s"):format(what, o.limit and " that are short enough" or "") end
+    if not head then
+        return nil, (o.skip or 0) > 0 and not o.limit and ("%s: it has no more than %d rows"):format(what, o.skip)
+            or ("%s: no rows there%s"):format(what, o.limit and " that are short enough" or "")
+    end
     return function()
         local row = head
         if row then
