@@ -5,7 +5,7 @@
 --- they computed in host memory. Who has waited too long begins anew: the work done so far is forgotten.
 
 local params = {
-    quantum = { 64, min = 1, max = 1 << 20, search = { 8, 8192 }, integer = true, log = true,
+    quantum = { 64, min = 1, max = 1 << 20, search = { 8, 65536 }, integer = true, log = true,
         help = "tokens of work on the first level" },
     levels = { 6, min = 1, max = 20, search = { 2, 10 }, integer = true, help = "how many there are" },
     patience = { 10, min = 0, search = { 0.5, 100 }, log = true,
