@@ -90,6 +90,13 @@ int lr_engine_step(lr_engine *, lr_error *err);
  * be decided, as long as nothing waits and all that run are decoding, under the built-in rule or a steady policy. The
  * same as that many lr_engine_step, faster; without events for tokens. Returns their number, 0 with other models. */
 int64_t lr_engine_coast(lr_engine *, double until);
+/* What the last step ran, for whoever fits a cost model: rows, sequences, tokens drawn or scored; over sequences with
+ * one row the tokens that it sees, itself included; over those with more the same, summed over their rows. */
+typedef struct lr_step_load {
+    int rows, seqs, outs;
+    int64_t context, pairs;
+} lr_step_load;
+void lr_engine_last_load(const lr_engine *, lr_step_load *);
 /* Requests that are waiting or running. */
 int lr_engine_busy(const lr_engine *);
 double lr_engine_now(const lr_engine *); /* seconds on the engine's clock */

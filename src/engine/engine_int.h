@@ -115,6 +115,7 @@ struct lr_engine {
     int max_out;
     int32_t *rows;          /* (max_batch_tokens) */
     lr_batch_seq *batch;    /* (max_seqs + max_batch_tokens) */
+    int n_batch, n_outs;    /* sequences and logit rows of the last one */
     lr_request **batch_req; /* NULL = a branch of a draft of the one before */
     int32_t *out_rows;      /* (max_out) */
     float *logits;          /* (max_out, n_vocab) */

@@ -164,6 +164,20 @@ static void trace_step(lr_engine *e, const lr_batch *b, double t0, double tf, do
     lr_trace_counter(e->trace, "requests", t2, args);
 }
 
+void lr_engine_last_load(const lr_engine *e, lr_step_load *l)
+{
+    *l = (lr_step_load){.seqs = e->n_batch, .outs = e->n_outs};
+    for (int i = 0; i < e->n_batch; i++) {
+        int64_t n = e->batch[i].n, before = e->batch[i].pos;
+        l->rows += (int)n;
+        if (n == 1) {
+            l->context += before + 1;
+        } else {
+            l->pairs += n * before + n * (n + 1) / 2;
+        }
+    }
+}
+
 int lr_engine_step(lr_engine *e, lr_error *err)
 {
     lr_batch b;
@@ -180,6 +194,8 @@ int lr_engine_step(lr_engine *e, lr_error *err)
     lr_spec__plan(e);
     tf = t1 = lr_engine__now(e);
     make_batch(e, &b);
+    e->n_batch = b.n_seqs;
+    e->n_outs = b.n_out;
     if (b.n_rows > 0) {
         rc = e->model->ops->forward(e->model, &b, &why);
         t1 = lr_engine__now(e);

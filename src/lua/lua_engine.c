@@ -52,6 +52,19 @@ static int engine_step(lua_State *L)
     return 1;
 }
 
+/* e:last_load() -> rows, sequences, tokens drawn, context, pairs of the last step: see lr_engine_last_load */
+static int engine_last_load(lua_State *L)
+{
+    lr_step_load l;
+    lr_engine_last_load(lr_lua_check_engine(L, 1)->e, &l);
+    lua_pushinteger(L, l.rows);
+    lua_pushinteger(L, l.seqs);
+    lua_pushinteger(L, l.outs);
+    lua_pushinteger(L, l.context);
+    lua_pushinteger(L, l.pairs);
+    return 5;
+}
+
 /* e:busy() -> requests waiting or running */
 static int engine_busy(lua_State *L)
 {
@@ -618,6 +631,7 @@ void lr_lua_open_engine(lua_State *L)
 {
     static const luaL_Reg engine_methods[] = {{"step", engine_step},
                                               {"busy", engine_busy},
+                                              {"last_load", engine_last_load},
                                               {"next_event", engine_next_event},
                                               {"now", engine_now},
                                               {"drop_cached", engine_drop_cached},

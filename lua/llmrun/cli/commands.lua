@@ -1,5 +1,5 @@
 --- The commands of llmrun, in the order of the help text: each is a module llmrun.cli.NAME.
 return {
     "run", "chat", "serve", "inspect", "tokenize", "bench", "perplexity",
-    "quantize", "imatrix", "compare", "simulate", "sweep", "tune", "trace", "test",
+    "quantize", "imatrix", "compare", "profile", "simulate", "sweep", "tune", "trace", "test",
 }

@@ -105,7 +105,8 @@ function M.options(o)
     local policy, policy_options
     if o.policy then policy, policy_options = common.policy_of(o.policy) end
     return {
-        policy = policy, policy_options = policy_options, profile = o.profile, replicas = o.replicas, router = o.router, seed = o.seed, tp = o.tp,
+        policy = policy, policy_options = policy_options, profile = o.profile, replicas = o.replicas,
+        router = o.router, seed = o.seed, tp = o.tp,
         pp = o.pp, slo = { ttft = o.slo_ttft, tpot = o.slo_tpot }, sample = o.sample, rows = o.rows ~= nil,
         oversize = o.drop_oversize and "drop" or nil,
         engine = {
