@@ -152,3 +152,40 @@ describe("simulate", function()
         end
     end)
 end)
+
+describe("profile", function()
+    local fit = require "llmrun.profile.fit"
+
+    it("finds the costs that made the times", function()
+        local truth = {
+            rows = { 1, 8, 64, 512 }, seconds = { 0.004, 0.006, 0.03, 0.25 }, sequence = 2e-5, token = 3e-4,
+            decode_context = 1e-6, prefill_pair = 2e-7,
+        }
+        local random, samples = numbers(), {}
+        for i = 1, 200 do
+            local decodes, prompt = random(0, 40), i % 3 == 0 and 0 or random(2, 400)
+            local s = {
+                rows = math.max(1, decodes + prompt), seqs = math.max(1, decodes) + (prompt > 0 and 1 or 0),
+                outs = math.max(1, decodes) + random(0, 1), context = decodes * random(10, 900),
+                pairs = prompt * random(1, 500),
+            }
+            s.seconds = fit.seconds(truth, s)
+            samples[i] = s
+        end
+        local step = assert(fit.fit(samples, truth.rows))
+        assert.is_true(fit.error(step, samples).mean_abs < 1e-3)
+        assert.near(truth.token, step.token, 2e-5)
+        assert.near(truth.decode_context, step.decode_context, 1e-7)
+        assert.near(truth.prefill_pair, step.prefill_pair, 1e-8)
+    end)
+
+    it("measures a model, and the result is one that simulate takes", function()
+        local llm = require "llmrun"
+        local model <close> = llm.scripted { next = function() return 65 end, ctx = 256, max_seqs = 4 }
+        local p, samples = require("llmrun.profile.make").profile(model, { ["repeat"] = 1, name = "scripted" })
+        assert.is_true(#samples > 20 and p.error.n > 5)
+        p = assert(profile.load(assert(json.decode(assert(json.encode(p))))))
+        local r = simulate.run { trace = mixed(5, 1), profile = p }
+        assert.equal(5, r.finished)
+    end)
+end)

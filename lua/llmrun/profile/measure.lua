@@ -1,5 +1,5 @@
---- Measures what a model's steps cost on this machine: drives its engine through batches of all sizes and takes the time
---- of each step together with what the driver does between steps.
+--- Measures what a model's steps cost on this machine: drives its engine through batches of all sizes and takes the
+--- time of each step together with what the driver does between steps.
 
 local core = require "llmrun.core"
 local errors = require "llmrun.errors"
