@@ -248,10 +248,23 @@ static void attn(const lr_attn_task *t, void *scratch)
     for (int i = 0; i < pairs; i++) finish(t, i, all[i], all[pairs + i], all + 2 * pairs + (size_t)i * dim);
 }
 
+/* Nothing is gained here by reading what is common once. */
+static void attn_gang(const lr_attn_gang *g, void *scratch)
+{
+    for (int i = 0; i < g->n; i++) attn(&g->tasks[i], scratch);
+}
+
+static void attn_gang_part(const lr_attn_gang *g, int chunk, float *const *parts, void *scratch)
+{
+    for (int i = 0; i < g->n; i++) attn_part(&g->tasks[i], chunk, parts[i], scratch);
+}
+
 void lr_attn_fill_scalar(lr_cpu_kernels *k)
 {
     k->kv_put = kv_put;
     k->attn = attn;
     k->attn_part = attn_part;
     k->attn_combine = attn_combine;
+    k->attn_gang = attn_gang;
+    k->attn_gang_part = attn_gang_part;
 }

@@ -11,12 +11,16 @@
  * multiple of 16 slots are gathered into scratch. A row touches only values that it sees; scores that it does not see
  * are computed with the tile and dropped.
  *
+ * Tasks that read the same slots (a gang) take these steps together, as one task of more pairs; what a row sees before
+ * and behind is run task by task. A row's steps and their order are the same as if it were alone.
+ *
  * Scores are in units of log2 e: softmax is 2^(s - max), and the factor is in the queries already.
  * Bound by: decode memory, prefill multiply-adds (figures in kernels/README.md).
  */
 #include "cpu/attn_int.h"
 #include "cpu/attn_put_vec.h"
 #include "cpu/vec_math.h"
+#include <limits.h>
 #include <math.h>
 #include <string.h>
 
@@ -542,19 +546,57 @@ static void run_step(const lr_attn_task *t, const work *w, step *s, state *st)
     }
 }
 
-static void run_chunk(const lr_attn_task *t, int chunk, const work *w, state *st)
+/* The pairs of a task of a gang, `first` being the first of them, as work and state of their own. */
+static work work_of(const work *w, int first, int n)
 {
-    int begin = chunk * LR_ATTN_CHUNK, lo, hi, unused, n = w->pairs;
-    for (int i = 0; i < n; i++) st->m[i] = -INFINITY;
-    memset(st->acc, 0, (size_t)n * w->dp * sizeof(float));
-    memset(w->lanes, 0, (size_t)n * 16 * sizeof(float));
+    work one = *w;
+    one.pairs = n;
+    one.q += (size_t)first * w->dim;
+    one.p += (size_t)first * LR_ATTN_STEP;
+    one.lanes += (size_t)first * 16;
+    one.keep += first;
+    return one;
+}
+
+static state state_of(const state *st, int first, size_t dp)
+{
+    return (state){st->m + first, st->l + first, st->acc + first * dp};
+}
+
+/* The steps of a chunk at positions from .. to - 1, as far as rows of t see them. */
+static void run_steps(const lr_attn_task *t, const work *w, state *st, int chunk, int from, int to)
+{
+    int begin = chunk * LR_ATTN_CHUNK, lo, hi, unused;
     lr_attn_row_clip(t, 0, begin, LR_ATTN_CHUNK, &lo, &unused);
     lr_attn_row_clip(t, t->n_rows - 1, begin, LR_ATTN_CHUNK, &unused, &hi);
+    if (lo < from) lo = from;
+    if (hi >= to) hi = to - 1;
     for (int base = lo / LR_ATTN_STEP * LR_ATTN_STEP; base <= hi; base += LR_ATTN_STEP) {
         step s;
         open_step(t, w, base, &s);
         run_step(t, w, &s, st);
     }
+}
+
+static void run_alone(const lr_attn_gang *g, const work *w, const state *st, int chunk, int from, int to)
+{
+    for (int i = 0, first = 0, n; i < g->n; i++, first += n) {
+        n = g->tasks[i].n_rows * g->tasks[i].n_group;
+        work one = work_of(w, first, n);
+        state its = state_of(st, first, (size_t)w->dp);
+        run_steps(&g->tasks[i], &one, &its, chunk, from, to);
+    }
+}
+
+static void run_chunk(const lr_attn_gang *g, int chunk, const work *w, state *st)
+{
+    int n = w->pairs;
+    for (int i = 0; i < n; i++) st->m[i] = -INFINITY;
+    memset(st->acc, 0, (size_t)n * w->dp * sizeof(float));
+    memset(w->lanes, 0, (size_t)n * 16 * sizeof(float));
+    if (g->from > 0) run_alone(g, w, st, chunk, 0, g->from);
+    if (g->to > g->from) run_steps(&g->tasks[0], w, st, chunk, g->from, g->to);
+    run_alone(g, w, st, chunk, g->to, INT_MAX);
     for (int i = 0; i < n; i++) st->l[i] = vf_hsum(vf_load(w->lanes + (size_t)i * 16));
 }
 
@@ -603,12 +645,29 @@ static float *carve(float **next, size_t n)
     return p;
 }
 
-static void open_work(const lr_attn_task *t, void *scratch, work *w)
+/* The task's queries, times the factor of the scores -> w->q from pair `first` on. */
+static void open_queries(const lr_attn_task *t, const work *w, int first)
+{
+    float f = t->softcap > 0 ? t->scale / t->softcap : t->scale * LOG2E;
+    for (int i = 0; i < t->n_rows * t->n_group; i++) {
+        const float *q =
+            t->q + i / t->n_group * t->q_stride + (size_t)(t->kv_head * t->n_group + i % t->n_group) * w->dim;
+        float *to = w->q + (size_t)(first + i) * w->dim;
+        int d = 0;
+        for (; d + VW <= w->dim; d += VW) vf_store(to + d, vf_mul(vf_load(q + d), vf_set1(f)));
+        for (; d < w->dim; d++) to[d] = q[d] * f;
+        if (lr_kv_turned(t->k_type)) turn(to, w->dim, lr_kv_turn_block(w->dim));
+    }
+}
+
+static void open_work(const lr_attn_gang *g, void *scratch, work *w)
 {
     float *next = scratch;
+    const lr_attn_task *t = g->tasks;
     w->dim = t->head_dim;
     w->dp = (t->head_dim + 15) / 16 * 16;
-    w->pairs = t->n_rows * t->n_group;
+    w->pairs = 0;
+    for (int i = 0; i < g->n; i++) w->pairs += t[i].n_rows * t[i].n_group;
     size_t n = (size_t)w->pairs, dp = (size_t)w->dp;
     w->kt = carve(&next, PANEL * LR_ATTN_STEP);
     w->vt = carve(&next, PANEL * LR_ATTN_STEP);
@@ -619,48 +678,47 @@ static void open_work(const lr_attn_task *t, void *scratch, work *w)
     w->sum = (state){carve(&next, n), carve(&next, n), carve(&next, n * dp)};
     w->one = (state){carve(&next, n), carve(&next, n), carve(&next, n * dp)};
     w->cap = t->softcap > 0 ? t->softcap * LOG2E : 0;
-    float f = t->softcap > 0 ? t->scale / t->softcap : t->scale * LOG2E;
-    for (int i = 0; i < w->pairs; i++) {
-        const float *q =
-            t->q + i / t->n_group * t->q_stride + (size_t)(t->kv_head * t->n_group + i % t->n_group) * w->dim;
-        float *to = w->q + (size_t)i * w->dim;
-        int d = 0;
-        for (; d + VW <= w->dim; d += VW) vf_store(to + d, vf_mul(vf_load(q + d), vf_set1(f)));
-        for (; d < w->dim; d++) to[d] = q[d] * f;
-        if (lr_kv_turned(t->k_type)) turn(to, w->dim, lr_kv_turn_block(w->dim));
-    }
+    for (int i = 0, first = 0; i < g->n; first += t[i].n_rows * t[i].n_group, i++) open_queries(&t[i], w, first);
 }
 
-static void attn(const lr_attn_task *t, void *scratch)
+static void attn_gang(const lr_attn_gang *g, void *scratch)
 {
     work w;
     int first, last;
-    open_work(t, scratch, &w);
-    lr_attn_chunks(t, &first, &last);
-    if (last < first) {
-        for (int i = 0; i < w.pairs; i++) memset(out_of(t, i), 0, (size_t)w.dim * sizeof(float));
-        return;
-    }
-    run_chunk(t, first, &w, &w.sum);
+    open_work(g, scratch, &w);
+    lr_attn_gang_chunks(g, &first, &last);
+    run_chunk(g, first, &w, &w.sum); /* of no chunk at all: a state that gives zeros */
     for (int c = first + 1; c <= last; c++) {
-        run_chunk(t, c, &w, &w.one);
+        run_chunk(g, c, &w, &w.one);
         for (int i = 0; i < w.pairs; i++) {
             size_t at = (size_t)i * w.dp;
             merge(w.sum.m + i, w.sum.l + i, w.sum.acc + at, w.one.m[i], w.one.l[i], w.one.acc + at, w.dp);
         }
     }
-    for (int i = 0; i < w.pairs; i++) finish(t, i, w.sum.m[i], w.sum.l[i], w.sum.acc + (size_t)i * w.dp);
+    for (int i = 0, k = 0; i < g->n; i++)
+        for (int j = 0; j < g->tasks[i].n_rows * g->tasks[i].n_group; j++, k++)
+            finish(&g->tasks[i], j, w.sum.m[k], w.sum.l[k], w.sum.acc + (size_t)k * w.dp);
+}
+
+static void attn(const lr_attn_task *t, void *scratch) { attn_gang(&(lr_attn_gang){t, 1, 0, 0}, scratch); }
+
+static void attn_gang_part(const lr_attn_gang *g, int chunk, float *const *parts, void *scratch)
+{
+    work w;
+    open_work(g, scratch, &w);
+    run_chunk(g, chunk, &w, &w.one);
+    for (int i = 0, k = 0; i < g->n; i++) {
+        size_t n = (size_t)g->tasks[i].n_rows * g->tasks[i].n_group, dim = (size_t)w.dim;
+        memcpy(parts[i], w.one.m + k, n * sizeof(float));
+        memcpy(parts[i] + n, w.one.l + k, n * sizeof(float));
+        for (size_t j = 0; j < n; j++, k++)
+            memcpy(parts[i] + 2 * n + j * dim, w.one.acc + (size_t)k * w.dp, dim * sizeof(float));
+    }
 }
 
 static void attn_part(const lr_attn_task *t, int chunk, float *part, void *scratch)
 {
-    work w;
-    open_work(t, scratch, &w);
-    run_chunk(t, chunk, &w, &w.one);
-    size_t n = (size_t)w.pairs, dim = (size_t)w.dim;
-    memcpy(part, w.one.m, n * sizeof(float));
-    memcpy(part + n, w.one.l, n * sizeof(float));
-    for (size_t i = 0; i < n; i++) memcpy(part + 2 * n + i * dim, w.one.acc + i * w.dp, dim * sizeof(float));
+    attn_gang_part(&(lr_attn_gang){t, 1, 0, 0}, chunk, &part, scratch);
 }
 
 static void attn_combine(const lr_attn_task *t, const float *parts, int n_parts)
@@ -684,4 +742,6 @@ void VEC_NAME(lr_attn_fill)(lr_cpu_kernels *k)
     k->attn = attn;
     k->attn_part = attn_part;
     k->attn_combine = attn_combine;
+    k->attn_gang = attn_gang;
+    k->attn_gang_part = attn_gang_part;
 }

@@ -79,6 +79,14 @@ typedef struct lr_attn_task {
     const char *k, *v;              /* this layer's part of block 0 */
     size_t block_stride;            /* bytes from a block to the next */
 } lr_attn_task;
+
+/* Tasks of one layer and KV head that have the same slots at positions from .. to - 1, both multiples of LR_ATTN_STEP,
+ * all of which every one of their rows sees: forks of a text, branches of a tree. from = to: nothing in common. */
+typedef struct lr_attn_gang {
+    const lr_attn_task *tasks; /* (n) at most LR_ATTN_ROWS rows together */
+    int n, from, to;
+} lr_attn_gang;
+
 /* Layout of a layer's part of a block (T = block_size slots, D = head_dim), element types k_type and v_type (F32, F16,
  * BF16): k: (n_kv_heads, D, T)   transposed, so that a register holds one dimension of 16 keys v: (n_kv_heads, T, D)
  *
@@ -150,6 +158,10 @@ typedef struct lr_cpu_kernels {
      * writes t->out. The result has the bits that attn gives. */
     void (*attn_part)(const lr_attn_task *t, int chunk, float *part, void *scratch);
     void (*attn_combine)(const lr_attn_task *t, const float *parts, int n_parts);
+    /* attn and attn_part of each task of a gang, parts[i] being that of task i: the same bits, but what the tasks have
+     * in common is read once. A chunk that a task does not see gives a part that changes nothing. */
+    void (*attn_gang)(const lr_attn_gang *g, void *scratch);
+    void (*attn_gang_part)(const lr_attn_gang *g, int chunk, float *const *parts, void *scratch);
 
     /* ---- vocabulary rows, for sampling (vocab_*.c) ---- */
     int (*argmax)(const float *x, int n);      /* lowest index on ties; NaN is never chosen; -1 if all NaN */
@@ -185,7 +197,8 @@ size_t lr_cpu_attn_scratch(int n_group, int head_dim, int max_rows); /* bytes fo
 size_t lr_cpu_attn_part_floats(const lr_attn_task *t);               /* floats of one part */
 void lr_attn_chunks(const lr_attn_task *t, int *first,
                     int *last); /* chunks that a row of t sees (last < first: none) */
-#define LR_ATTN_ROWS 16         /* most rows that a caller puts into one lr_attn_task */
+void lr_attn_gang_chunks(const lr_attn_gang *g, int *first, int *last); /* that any task's row sees */
+#define LR_ATTN_ROWS 16 /* most rows that a caller puts into one lr_attn_task */
 #define LR_TOPK_MAX  1024
 
 #endif

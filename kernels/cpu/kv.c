@@ -29,3 +29,15 @@ void lr_attn_chunks(const lr_attn_task *t, int *first, int *last)
     *first = lo / LR_ATTN_CHUNK;
     *last = hi < 0 ? *first - 1 : hi / LR_ATTN_CHUNK;
 }
+
+void lr_attn_gang_chunks(const lr_attn_gang *g, int *first, int *last)
+{
+    lr_attn_chunks(&g->tasks[0], first, last);
+    for (int i = 1; i < g->n; i++) {
+        int a, b;
+        lr_attn_chunks(&g->tasks[i], &a, &b);
+        if (b < a) continue;
+        if (*last < *first || a < *first) *first = a;
+        if (b > *last) *last = b;
+    }
+}

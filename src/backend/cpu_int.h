@@ -3,7 +3,7 @@
  * A plan is a list of stages; the threads meet at a barrier behind each. Four kinds:
  *   ROWS  a chain of row-local operations, done row by row: no barrier inside the chain
  *   GEMM  matrix products with the same number of rows and ready inputs; a gate/up pair with its GLU is one item
- *   ATTN  attention of one layer: tasks are (tile of rows of a sequence, KV head)
+ *   ATTN  attention of one layer: tasks are (gang of tiles, KV head), a tile being rows of one sequence
  *   SORT  the slots of a mixture of experts: one task (cpu_moe.c)
  *   COMM  an exchange with other ranks: thread 0 does it, all put the columns in their places
  * Each stage is cut into tasks that threads take from a counter; who does a task never changes its result.
@@ -134,7 +134,18 @@ typedef struct moe_route {
 
 typedef struct attn_tile {
     int seq, row, n;
+    int next; /* tile of the same gang, -1 = none */
 } attn_tile;
+
+enum { GANG_ROWS = 8 }; /* most rows of tiles that are put together */
+
+/* Tiles whose sequences have the same blocks at positions from .. to - 1 of a block group (cpu_attn.c). */
+typedef struct attn_gang {
+    int first, last_tile; /* tiles, linked by next */
+    int rows;
+    int from[LR_KV_GROUPS], to[LR_KV_GROUPS];
+    int pos, last_pos; /* smallest position of a tile's first row, largest of a last row */
+} attn_gang;
 
 struct lr_plan {
     cpu_backend *be;
@@ -166,6 +177,9 @@ struct lr_plan {
     int *row_pos, *row_seq, *row_echo; /* (max_rows) position, sequence, echoes before those of the row */
     attn_tile *tiles;                  /* (max_rows) */
     int n_tiles;
+    attn_gang *gangs; /* (max_rows) */
+    int n_gangs;
+    int window[LR_KV_GROUPS]; /* positions that the group's layers look back over, 0 = all */
     float *lora;   /* (products of a stage, max_rows, LR_LORA_RANK_MAX) rows through the adapters' first factors */
     float *parts;  /* attention of long sequences in pieces: ATTN_PARTS floats */
     char *scratch; /* attention scratch, one a thread */
@@ -197,6 +211,11 @@ void lr_cpu_mix(const moe_route *, const float *chosen, const float *slots, int 
 /* A new route of the plan: its index, or an error. */
 int lr_cpu_route_new(lr_plan *, const lr_route *, bool narrow, lr_error *err);
 void lr_cpu_routes_free(lr_plan *);
+
+/* cpu_attn.c. Cuts a batch into tiles and gangs. */
+void lr_cpu_lay_tiles(lr_plan *, const lr_kv_store *, const lr_batch *);
+/* One thread's share of an attention; `next` counts its tasks. Ends with all tasks taken, not with a barrier. */
+void lr_cpu_attn(lr_plan *, const lr_kv_store *, const lr_batch *, const plan_op *, atomic_int *next, int thread);
 
 int lr_cpu_run(lr_backend *, lr_plan *, lr_kv_store *, const lr_batch *, lr_error *err);
 

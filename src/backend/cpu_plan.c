@@ -587,12 +587,14 @@ static int alloc_run_state(lr_plan *p, lr_error *err)
     p->row_seq = lr_calloc(rows, sizeof *p->row_seq);
     p->row_echo = lr_calloc(rows, sizeof *p->row_echo);
     p->tiles = lr_calloc(rows, sizeof *p->tiles);
+    p->gangs = lr_calloc(rows, sizeof *p->gangs);
     p->counters = lr_alloc_aligned(2 * (size_t)p->n_stages * sizeof *p->counters);
     size_t products = 0; /* of a stage, at most */
     for (int i = 0; i < p->n_ops; i++)
         if (is_product(&p->ops[i]) && (size_t)p->ops[i].lora >= products) products = (size_t)p->ops[i].lora + 1;
     p->lora = lr_calloc(products * rows * LR_LORA_RANK_MAX, sizeof *p->lora); /* pages come with their use */
-    if (!p->scratch || !p->parts || !p->row_pos || !p->row_seq || !p->row_echo || !p->tiles || !p->counters || !p->lora)
+    if (!p->scratch || !p->parts || !p->row_pos || !p->row_seq || !p->row_echo || !p->tiles || !p->gangs ||
+        !p->counters || !p->lora)
         return lr_fail(err, LR_ENOMEM, "no memory for the plan");
     return 0;
 }
@@ -626,10 +628,24 @@ static int alloc_plan(builder *b, lr_error *err)
     return 0;
 }
 
+/* How far layers of each block group look back. */
+static void find_windows(lr_plan *p, const lr_kv_store *kv)
+{
+    bool all[LR_KV_GROUPS] = {false};
+    for (int i = 0; i < p->n_ops; i++) {
+        const plan_op *o = &p->ops[i];
+        if (o->kind != LR_OP_ATTN) continue;
+        int g = kv->layers[o->layer].group;
+        all[g] = all[g] || o->window == 0;
+        if (o->window > p->window[g]) p->window[g] = o->window;
+    }
+    for (int g = 0; g < LR_KV_GROUPS; g++)
+        if (all[g]) p->window[g] = 0;
+}
+
 int lr_cpu_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *kv, int max_rows, int max_out,
                    lr_plan **out, lr_error *err)
 {
-    (void)kv;
     if (max_rows < 1 || max_out < 1 || max_rows > 1 << 20)
         return lr_fail(err, LR_EINVAL, "a batch of %d rows, %d with logits", max_rows, max_out);
     lr_plan *p = lr_calloc(1, sizeof *p);
@@ -655,6 +671,7 @@ int lr_cpu_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *kv
     }
     if (!rc) rc = layout(p, err);
     if (!rc) rc = alloc_run_state(p, err);
+    if (!rc) find_windows(p, kv);
     lr_free(b.quant_of);
     lr_free(b.ready);
     lr_free(b.uses);
@@ -696,6 +713,7 @@ void lr_cpu_plan_free(lr_backend *be, lr_plan *p)
     lr_free(p->row_seq);
     lr_free(p->row_echo);
     lr_free(p->tiles);
+    lr_free(p->gangs);
     lr_free(p->lora);
     lr_free_aligned(p->work);
     lr_free_aligned(p->scratch);

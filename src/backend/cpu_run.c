@@ -324,117 +324,7 @@ static void gemm_task(const run_ctx *c, const stage *s, int task, int rows, int 
     p->be->k->quantize(y + at, (size_t)n, m, lr_qact_at(p->q[g->quant], at), j0, j1);
 }
 
-/* ---- ATTN ---- */
-
-/* The task of pair (tile, KV head), numbered tile after tile. */
-static lr_attn_task attn_of(const run_ctx *c, const plan_op *o, int pair)
-{
-    const lr_plan *p = c->p;
-    const lr_kv_store *kv = c->kv;
-    const attn_tile *t = &p->tiles[pair / o->n_kv_heads];
-    const lr_batch_seq *seq = &c->b->seqs[t->seq];
-    int g = kv->layers[o->layer].group;
-    size_t width = (size_t)o->n_heads * (size_t)o->head_dim, at = (size_t)t->row * width;
-    char *base = kv->base[g] + kv->offset[o->layer];
-    return (lr_attn_task){
-        .q = p->ptr[o->in[0]] + at,
-        .q_stride = width,
-        .out = p->ptr[o->out] + at,
-        .out_stride = width,
-        .n_rows = t->n,
-        .pos = seq->pos + t->row - seq->row,
-        .kv_head = pair % o->n_kv_heads,
-        .n_group = o->n_heads / o->n_kv_heads,
-        .head_dim = o->head_dim,
-        .n_kv_heads = o->n_kv_heads,
-        .window = o->window,
-        .scale = o->scale,
-        .softcap = o->softcap,
-        .sinks = o->sinks,
-        .k_type = kv->k_types[o->layer],
-        .v_type = kv->v_types[o->layer],
-        .block_size = kv->block_size,
-        .table = seq->table[g],
-        .k = base,
-        .v = base + kv->part[o->layer],
-        .block_stride = kv->block_bytes[g],
-    };
-}
-
-static void quantize_heads(const run_ctx *c, const plan_op *o, const lr_attn_task *a)
-{
-    if (o->quant < 0) return;
-    const lr_plan *p = c->p;
-    size_t at = (size_t)(a->out - p->ptr[o->out]);
-    int n = a->n_group * a->head_dim, c0 = a->kv_head * n;
-    p->be->k->quantize(a->out, a->out_stride, a->n_rows, lr_qact_at(p->q[o->quant], at), c0, c0 + n);
-}
-
-/* Long sequences in a small batch leave threads idle if a task is a whole (tile, head): then each is cut into the
- * kernels' chunks of positions. Returns the most chunks of any task, or 0 where cutting does not pay. */
-static int attn_split(const run_ctx *c, const plan_op *o)
-{
-    const lr_plan *p = c->p;
-    int pairs = p->n_tiles * o->n_kv_heads, most = 0;
-    size_t floats = 0;
-    if (pairs >= 2 * c->n_threads || c->n_threads == 1) return 0;
-    for (int i = 0; i < p->n_tiles; i++) {
-        lr_attn_task a = attn_of(c, o, i * o->n_kv_heads);
-        int first, last;
-        lr_attn_chunks(&a, &first, &last);
-        if (last - first + 1 > most) most = last - first + 1;
-        if (lr_cpu_attn_part_floats(&a) > floats) floats = lr_cpu_attn_part_floats(&a);
-    }
-    return most >= 2 && (size_t)pairs * (size_t)most * floats <= ATTN_PARTS ? most : 0;
-}
-
-static void attn_whole(const run_ctx *c, const plan_op *o, int pair, int thread)
-{
-    lr_attn_task a = attn_of(c, o, pair);
-    c->p->be->k->attn(&a, c->p->scratch + (size_t)thread * c->p->scratch_bytes);
-    quantize_heads(c, o, &a);
-}
-
-/* The parts of a pair lie one behind the other, ATTN_PARTS / pairs floats from the next pair's. */
-static float *parts_of(const run_ctx *c, const plan_op *o, int pair)
-{
-    return c->p->parts + (size_t)pair * (size_t)(ATTN_PARTS / (c->p->n_tiles * o->n_kv_heads));
-}
-
-static void attn_piece(const run_ctx *c, const plan_op *o, int pair, int piece, int thread)
-{
-    lr_attn_task a = attn_of(c, o, pair);
-    int first, last;
-    lr_attn_chunks(&a, &first, &last);
-    if (first + piece > last) return;
-    float *part = parts_of(c, o, pair) + (size_t)piece * lr_cpu_attn_part_floats(&a);
-    c->p->be->k->attn_part(&a, first + piece, part, c->p->scratch + (size_t)thread * c->p->scratch_bytes);
-}
-
-static void attn_join(const run_ctx *c, const plan_op *o, int pair)
-{
-    lr_attn_task a = attn_of(c, o, pair);
-    int first, last;
-    lr_attn_chunks(&a, &first, &last);
-    c->p->be->k->attn_combine(&a, parts_of(c, o, pair), last - first + 1);
-    quantize_heads(c, o, &a);
-}
-
 static int take(atomic_int *next) { return atomic_fetch_add_explicit(next, 1, memory_order_relaxed); }
-
-static void attn_stage(const run_ctx *c, const stage *s, atomic_int *next, int thread)
-{
-    const plan_op *o = &c->p->ops[c->p->order[s->first]];
-    int pairs = c->p->n_tiles * o->n_kv_heads, split = attn_split(c, o);
-    if (!split) {
-        for (int t; (t = take(next)) < pairs;) attn_whole(c, o, t, thread);
-        return;
-    }
-    int n = pairs * split;
-    for (int t; (t = take(next)) < n;) attn_piece(c, o, t / split, t % split, thread);
-    lr_pool_barrier(c->p->be->pool);
-    for (int t = thread; t < pairs; t += c->n_threads) attn_join(c, o, t);
-}
 
 /* ---- COMM ---- */
 
@@ -516,7 +406,7 @@ static void run_thread(void *arg, int thread, int n_threads)
             const plan_op *o = &p->ops[p->order[s->first]];
             if (take(next) == 0) lr_cpu_sort(&p->routes[o->route], p->ptr[o->in[0]], rows);
         } else if (s->kind == STAGE_ATTN) {
-            attn_stage(c, s, next, thread);
+            lr_cpu_attn(p, c->kv, c->b, &p->ops[p->order[s->first]], next, thread);
         } else if (s->kind == STAGE_COMM) {
             comm_stage(c, s, rows, thread);
         } else {
@@ -539,11 +429,8 @@ static void run_thread(void *arg, int thread, int n_threads)
     }
 }
 
-/* Row positions, and tiles of up to LR_ATTN_ROWS rows of one sequence. Tiles start at multiples of the tile size in
- * the batch row, which no result depends on. */
 static void lay_rows(lr_plan *p, const lr_batch *b)
 {
-    p->n_tiles = 0;
     for (int r = 0, i = 0; r < b->n_rows; r++) {
         while (i < b->n_echoes && b->echoes[i].row < r) i++;
         p->row_echo[r] = i;
@@ -554,8 +441,6 @@ static void lay_rows(lr_plan *p, const lr_batch *b)
             p->row_pos[q->row + i] = q->pos + i;
             p->row_seq[q->row + i] = s;
         }
-        for (int i = 0; i < q->n; i += LR_ATTN_ROWS)
-            p->tiles[p->n_tiles++] = (attn_tile){s, q->row + i, min_int(LR_ATTN_ROWS, q->n - i)};
     }
 }
 
@@ -566,6 +451,7 @@ int lr_cpu_run(lr_backend *be, lr_plan *p, lr_kv_store *kv, const lr_batch *b, l
         return lr_fail(err, LR_EINVAL, "a batch of %d rows (%d with logits) for a plan of %d (%d)", b->n_rows, b->n_out,
                        p->max_rows, p->max_out);
     lay_rows(p, b);
+    lr_cpu_lay_tiles(p, kv, b);
     memset(p->counters, 0, 2 * (size_t)p->n_stages * sizeof *p->counters);
     p->ptr[p->logits] = b->logits;
     run_ctx c = {.p = p, .kv = kv, .b = b, .n_threads = lr_pool_threads(p->be->pool), .err = err};

@@ -459,6 +459,89 @@ static void test_same_bits(void **state)
     seq_free(&l);
 }
 
+/* Members whose tables begin alike: alone, as a gang, and as a gang in pieces. */
+static void check_gang(const lr_cpu_kernels *kern, seq *s, const query *c, int both, int own, int chunk_n)
+{
+    enum { MEMBERS = 4 };
+    static const int rows[MEMBERS] = {1, 3, 1, 6}, shift[MEMBERS] = {0, 5, 17, 1};
+    int bs = s->bs, blocks = (both + own) / bs, width = s->heads * c->group * s->dim, first, last;
+    size_t n = (size_t)11 * width, at = 0;
+    int32_t *tables_of = malloc(sizeof(int32_t) * MEMBERS * (size_t)blocks);
+    float *q = malloc(n * sizeof(float)), *one = malloc(n * sizeof(float)), *out = malloc(n * sizeof(float));
+    lr_attn_task t[MEMBERS];
+    void *scratch = lr_alloc_aligned(lr_cpu_attn_scratch(c->group, s->dim, LR_ATTN_ROWS));
+    for (size_t i = 0; i < n; i++) q[i] = rnd() * 2;
+    for (int h = 0; h < s->heads; h++) {
+        lr_attn_gang g = {.tasks = t, .n = MEMBERS, .to = both / 64 * 64};
+        float *parts[MEMBERS], *to[MEMBERS];
+        at = 0;
+        for (int i = 0; i < MEMBERS; i++) {
+            int32_t *table = tables_of + i * blocks;
+            for (int b = 0; b < blocks; b++) table[b] = s->table[b < both / bs ? b : b + i * (own / bs)];
+            t[i] = task_of(s, c, q + at, out + at, h);
+            t[i].table = table;
+            t[i].n_rows = rows[i];
+            t[i].pos = both + shift[i];
+            at += (size_t)rows[i] * width;
+            if (c->window && t[i].pos + rows[i] - c->window > g.from) g.from = t[i].pos + rows[i] - c->window;
+        }
+        g.from = (g.from + 63) / 64 * 64;
+        if (g.from > g.to) g.from = g.to;
+        for (int i = 0; i < MEMBERS; i++) {
+            lr_attn_task alone = t[i];
+            alone.out = one + (t[i].out - out);
+            kern->attn(&alone, scratch);
+        }
+        memset(out, 0xff, n * sizeof(float));
+        kern->attn_gang(&g, scratch);
+        for (int i = 0; i < MEMBERS; i++)
+            for (int r = 0; r < rows[i]; r++)
+                for (int j = 0, k = h * c->group * s->dim; j < c->group * s->dim; j++, k++)
+                    assert_memory_equal(t[i].out + r * width + k, one + (t[i].out - out) + r * width + k, 4);
+        memset(out, 0xff, n * sizeof(float));
+        lr_attn_gang_chunks(&g, &first, &last);
+        assert_int_equal(last - first + 1, chunk_n);
+        for (int i = 0; i < MEMBERS; i++)
+            parts[i] = malloc(lr_cpu_attn_part_floats(&t[i]) * sizeof(float) * (size_t)chunk_n);
+        for (int k = last; k >= first; k--) {
+            for (int i = 0; i < MEMBERS; i++) to[i] = parts[i] + (size_t)(k - first) * lr_cpu_attn_part_floats(&t[i]);
+            kern->attn_gang_part(&g, k, to, scratch);
+        }
+        for (int i = 0; i < MEMBERS; i++) {
+            kern->attn_combine(&t[i], parts[i], chunk_n);
+            free(parts[i]);
+            for (int r = 0; r < rows[i]; r++)
+                for (int j = 0, k = h * c->group * s->dim; j < c->group * s->dim; j++, k++)
+                    assert_memory_equal(t[i].out + r * width + k, one + (t[i].out - out) + r * width + k, 4);
+        }
+    }
+    lr_free_aligned(scratch);
+    free(tables_of);
+    free(q);
+    free(one);
+    free(out);
+}
+
+static void test_gangs(void **state)
+{
+    static const struct {
+        int both, own, bs, group, dim, window, chunks;
+    } cases[] = {{192, 48, 16, 3, 64, 0, 1},   {240, 48, 48, 7, 64, 0, 1},     {64, 48, 16, 1, 128, 0, 1},
+                 {210, 42, 7, 2, 40, 0, 1},    {1104, 48, 16, 3, 32, 0, 2},    {1040, 48, 16, 4, 64, 0, 2},
+                 {320, 48, 16, 2, 80, 200, 1}, {1104, 48, 16, 2, 32, 1050, 2}, {1008, 48, 16, 2, 32, 0, 2}};
+    for (int k = 0; k < 9; k++) {
+        query c = {.group = cases[k].group, .window = cases[k].window, .softcap = k % 3 == 1 ? 4 : 0};
+        seq s = seq_new(cases[k].both + 4 * cases[k].own, 2, cases[k].dim);
+        for (int i = 0; i < n_tables; i++)
+            for (int type = k % 2; type < TYPES; type += 2) {
+                seq_page(&s, &tables[i], type_at(type, cases[k].dim), cases[k].bs);
+                check_gang(&tables[i], &s, &c, cases[k].both, cases[k].own, cases[k].chunks);
+                seq_unpage(&s);
+            }
+        seq_free(&s);
+    }
+}
+
 /* ---- the edges ---- */
 
 static void test_nothing_to_see(void **state)
@@ -602,12 +685,19 @@ int main(void)
         if (has[i]) tables[n_tables++] = all[i];
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kv_put_bytes),     cmocka_unit_test(test_shapes),
-        cmocka_unit_test(test_positions),        cmocka_unit_test(test_chunk_limits),
-        cmocka_unit_test(test_windows),          cmocka_unit_test(test_softcap_sinks),
-        cmocka_unit_test(test_same_bits),        cmocka_unit_test(test_nothing_to_see),
-        cmocka_unit_test(test_extreme_scores),   cmocka_unit_test(test_unseen_is_untouched),
-        cmocka_unit_test(test_outlier_channels), cmocka_unit_test(test_two_types),
+        cmocka_unit_test(test_kv_put_bytes),
+        cmocka_unit_test(test_shapes),
+        cmocka_unit_test(test_positions),
+        cmocka_unit_test(test_chunk_limits),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_softcap_sinks),
+        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_gangs),
+        cmocka_unit_test(test_nothing_to_see),
+        cmocka_unit_test(test_extreme_scores),
+        cmocka_unit_test(test_unseen_is_untouched),
+        cmocka_unit_test(test_outlier_channels),
+        cmocka_unit_test(test_two_types),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
