@@ -1,6 +1,6 @@
 --- Speculation: what `speculate` may say in llm.load, llm.scripted, gen and stream.
 ---
----   speculate = "ngram"                          a method: "ngram", "suffix", "draft", "heads", or "off" (false)
+---   speculate = "ngram"                          "ngram", "suffix", "draft", "heads", "eagle", or "off" (false)
 ---   speculate = function(ctx) ... end            drafts in Lua, see below
 ---   speculate = { method = "suffix", k = 12, scope = "tenant" }
 ---
@@ -11,7 +11,8 @@
 --- tokens that must have stood before, ngram's longest; scope, what suffix keeps: "request", "session" (default) or
 --- "tenant"; accept = "distribution" (see engine/speculate.h); fn: a function. In
 --- llm.load also draft: the draft model, a name or file, or { model =, kv = { blocks = n } }; and heads, a safetensors
---- file of Medusa heads (model/heads.h, scripts/train_medusa), whose best guesses are a tree of at most k tokens.
+--- file of Medusa heads (model/heads.h, scripts/train_heads), whose best guesses are a tree of at most k tokens; or
+--- eagle, the folder (config.json, model.safetensors) of an EAGLE head (model/eagle.h, scripts/train_heads).
 ---
 --- A function is asked in each step, inside of it (it can't wait): f(ctx). ctx has most (tokens that there is room
 --- for), batch (requests that generate), acceptance (of late, per token), method, n_prompt, n_generated, last, and
@@ -35,10 +36,11 @@ local fields = {
     method = "string", k = "integer", fixed = "boolean", min_match = "integer", max_match = "integer", scope = "string",
     accept = "string", branches = "integer", layers = "integer", fn = "function",
 }
-local model_fields = { draft = "string|table", heads = "string" }
+local model_fields = { draft = "string|table", heads = "string", eagle = "string" }
 for k, v in pairs(fields) do model_fields[k] = v end
 
-local methods = { ngram = true, suffix = true, draft = true, early_exit = true, heads = true, off = true }
+local methods = { ngram = true, suffix = true, draft = true, early_exit = true, heads = true, eagle = true,
+    off = true }
 local scopes = { request = true, session = true, tenant = true }
 
 --- The option as a table with a method; nil if it is nil.
@@ -50,8 +52,8 @@ local function normal(call, what, known)
     if type(what) == "function" then what = { fn = what } end
     options.check(call .. ": speculate", what, known, 4)
     if what.method and not methods[what.method] then
-        errors.raise(call, ("speculate: method '%s' is none of ngram, suffix, draft, early_exit, heads, off"):format(
-            what.method))
+        errors.raise(call, ("speculate: method '%s' is none of ngram, suffix, draft, early_exit, heads, eagle, off")
+            :format(what.method))
     elseif what.scope and not scopes[what.scope] then
         errors.raise(call, ("speculate: scope '%s' is none of request, session, tenant"):format(what.scope))
     elseif what.branches and what.branches > 1 and what.accept == "distribution" then
@@ -80,6 +82,41 @@ local function open_draft(call, draft, o, model)
     })))
 end
 
+--- What the config.json of an EAGLE head says of its layers.
+local function eagle_config(call, folder)
+    local path = folder .. "/config.json"
+    local file, text = io.open(path, "rb")
+    if not file then errors.raise(call, "speculate.eagle: " .. tostring(text)) end
+    local ok, c = pcall(require("cjson").decode, file:read "a")
+    file:close()
+    if not ok or type(c) ~= "table" then errors.raise(call, ("speculate.eagle: %s is no JSON object"):format(path)) end
+    local function integer(name, default)
+        local v = math.tointeger(tonumber(c[name]) or default)
+        if not v or v < 1 or v > 1 << 20 then
+            errors.raise(call, ("speculate.eagle: %s: %s is no such number: %s"):format(path, name, tostring(c[name])))
+        end
+        return v
+    end
+    local scaling = c.rope_scaling
+    if type(scaling) == "table" and (scaling.rope_type or scaling.type) ~= "default" then
+        errors.raise(call, ("speculate.eagle: %s: rope_scaling is not supported"):format(path))
+    end
+    local heads = integer "num_attention_heads"
+    return {
+        heads = heads, kv_heads = integer("num_key_value_heads", heads),
+        head_dim = integer("head_dim", integer "hidden_size" // heads),
+        eps = tonumber(c.rms_norm_eps) or 1e-6, rope_base = tonumber(c.rope_theta) or 10000,
+    }
+end
+
+local function set_eagle(call, model, s, o)
+    if s.draft then errors.raise(call, "speculate: a draft model and an EAGLE head exclude each other") end
+    local config = eagle_config(call, s.eagle)
+    config.as_is = o.compute == "f32"
+    s.method = s.method or "eagle"
+    errors.check(call, model.engine:set_eagle(s.eagle .. "/model.safetensors", config))
+end
+
 --- Keeps a model's `speculate` for its requests, and gives its engine the draft model.
 ---@param call string
 ---@param model llmrun.Model
@@ -93,6 +130,11 @@ function M.for_model(call, model, o)
         errors.check(call, model.engine:set_heads(s.heads))
     elseif s.method == "heads" then
         errors.raise(call, "speculate: method 'heads' needs heads = a file")
+    end
+    if s.eagle then
+        set_eagle(call, model, s, o)
+    elseif s.method == "eagle" then
+        errors.raise(call, "speculate: method 'eagle' needs eagle = a folder")
     end
     if not s.draft then
         if s.method == "draft" then errors.raise(call, "speculate: method \"draft\" needs draft = a model") end

@@ -197,6 +197,7 @@ typedef struct lr_program {
     int logits; /* value id: (wanted rows, vocabulary); if partial: what the next part of the model gets as input */
     int hidden; /* value id of the final normalised rows (embeddings), -1 = none */
     bool partial;
+    int features; /* 1 + the id of a value of token rows that lr_batch.features wants, 0 = none */
 } lr_program;
 
 /* The KV of a model: one entry a KV layer. */
@@ -266,6 +267,7 @@ typedef struct lr_batch {
     float *logits;               /* (n_out, vocab) result; a device keeps it to itself if NULL */
     float *hidden;               /* (n_out, width of hidden) result, or NULL */
     int32_t *told;               /* (n_out) tokens, the result of models that tell them; else NULL */
+    float *features;             /* (n_rows, width of features) result, or NULL */
     lr_comm *tick;               /* its tick is called now and then while this runs; NULL = nobody's */
 } lr_batch;
 
@@ -302,7 +304,8 @@ typedef struct lr_observed {
 /* The operations of a device. Every member is required unless its comment says otherwise. */
 typedef struct lr_backend_ops {
     const char *name;
-    bool echoes; /* run knows what to do with a batch's echoes */
+    bool echoes;   /* run knows what to do with a batch's echoes */
+    bool features; /* run gives lr_batch.features */
     void (*free)(lr_backend *);
     /* Prepares a weight. Linear weights are repacked for the matrix product (with three dimensions: one matrix an
      * expert); `embed` ones are also read row by row. The tensor's data stays mapped and valid until the weight is

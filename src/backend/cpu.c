@@ -256,6 +256,7 @@ static const lr_backend_ops cpu_ops = {
     .name = "cpu",
     .free = cpu_free,
     .echoes = true,
+    .features = true,
     .weight_new = cpu_weight_new,
     .weight_free = cpu_weight_free,
     .weight_keeps = cpu_weight_keeps,

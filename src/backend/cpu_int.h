@@ -169,6 +169,7 @@ struct lr_plan {
     moe_route *routes;
     int n_routes;
     int logits, hidden;
+    int features;    /* value id, -1 = none */
     float *exchange; /* (rows of the largest gathered value): what comes from the ranks, before it is put in place */
     size_t exchange_cap; /* floats */
     int *exchange_bytes; /* (ranks) */

@@ -541,6 +541,7 @@ static int layout(lr_plan *p, lr_error *err)
         touch(p, o->out, o->stage);
     }
     if (p->hidden >= 0) p->values[p->hidden].last = p->n_stages;
+    if (p->features >= 0) p->values[p->features].last = p->n_stages;
     for (int i = 0; i < p->n_values; i++) {
         value_info *v = &p->values[i];
         v->bytes = v->def < 0 || i == p->logits ? 0 : value_bytes(p, v);
@@ -655,6 +656,7 @@ int lr_cpu_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *kv
     p->max_out = max_out;
     p->logits = prog->logits;
     p->hidden = prog->hidden;
+    p->features = prog->features - 1;
     builder b = {.p = p, .prog = prog};
     int rc = alloc_plan(&b, err);
     for (int i = 0; i < prog->n_ops && !rc; i++) rc = convert(&b, &prog->ops[i], err);
@@ -667,6 +669,7 @@ int lr_cpu_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *kv
     if (!rc) {
         b.uses[p->logits]++;
         if (p->hidden >= 0) b.uses[p->hidden]++;
+        if (p->features >= 0) b.uses[p->features]++;
         rc = schedule(&b, err);
     }
     if (!rc) rc = layout(p, err);

@@ -460,5 +460,8 @@ int lr_cpu_run(lr_backend *be, lr_plan *p, lr_kv_store *kv, const lr_batch *b, l
     if (c.failed) return c.failed;
     if (b->hidden && p->hidden >= 0)
         memcpy(b->hidden, p->ptr[p->hidden], (size_t)b->n_out * (size_t)p->values[p->hidden].width * sizeof(float));
+    if (b->features && p->features >= 0)
+        memcpy(b->features, p->ptr[p->features],
+               (size_t)b->n_rows * (size_t)p->values[p->features].width * sizeof(float));
     return 0;
 }

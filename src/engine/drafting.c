@@ -14,7 +14,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { CATCH_UP = 256, GRANTED_MOST = 16, HEADS_WIDE = 4 };
+enum { CATCH_UP = 256, GRANTED_MOST = 16, HEADS_WIDE = 4, FEATURES_LONG = 256 };
 
 /* ---- choosing tokens ---- */
 
@@ -82,11 +82,14 @@ bool lr_spec__ready(lr_request *r, lr_spec_method m)
     struct lr_spec_req *s = r->spec;
     lr_seq *q = r->info.seq;
     lr_error err;
-    lr_draft *d = r->e->spec->draft;
+    const lr_engine *e = r->e;
+    lr_draft *d = e->spec->draft;
     if (m == LR_SPEC_HEADS) return s->hidden && s->hidden_at == q->kv.computed && q->len == q->kv.computed + 1;
     if (!lr_spec_has_passes(m)) return true;
     if (m == LR_SPEC_EXIT && (s->exit < 0 || r->granted > GRANTED_MOST)) return false;
-    if (m == LR_SPEC_DRAFT && (!d || (!q->draft && lr_draft_open(d, &q->draft, &err)))) return false;
+    if (m == LR_SPEC_EAGLE && (!e->spec->eagle || !q->draft || r->granted != 1 || !lr_draft_knows(q->draft, q->len)))
+        return false;
+    if (m == LR_SPEC_DRAFT && (!d || e->spec->eagle || (!q->draft && lr_draft_open(d, &q->draft, &err)))) return false;
     if (s->plain) return true;
     if (s->p.distribution && !s->dist && !(s->dist = lr_calloc(LR_SPEC_MAX, sizeof *s->dist))) return false;
     return lr_sampler_copy_plain(&s->plain, r->sampler, &err) == 0;
@@ -111,7 +114,7 @@ static int open_jobs(lr_engine *e, lr_spec_method m, int exit)
         s->item = i;
         it->sides.n = 0;
         st->job_req[n] = r;
-        st->jobs[n++] = (lr_draft_job){.slot = m == LR_SPEC_DRAFT ? q->draft : NULL,
+        st->jobs[n++] = (lr_draft_job){.slot = m == LR_SPEC_EXIT ? NULL : q->draft,
                                        .tokens = q->tokens,
                                        .n = q->len,
                                        .k = it->pace.k,
@@ -135,19 +138,38 @@ static void close_jobs(lr_engine *e, int n, double seconds, bool failed)
     if (failed) e->metrics.spec_failed++;
 }
 
+/* Requests whose features have waited for long: their rows are run although no draft is wanted. */
+static int open_waiting(lr_engine *e, int n)
+{
+    struct lr_spec_state *st = e->spec;
+    const req_list *lists[] = {&e->running, &e->started};
+    for (int l = 0; l < 2; l++)
+        for (int i = 0; i < lists[l]->n && n < e->cfg.max_seqs; i++) {
+            lr_request *r = lists[l]->at[i];
+            lr_seq *q = r->info.seq;
+            bool has = false;
+            if (!r->spec || !q->draft || lr_draft_waiting(q->draft) < FEATURES_LONG) continue;
+            for (int k = 0; k < n; k++) has = has || st->jobs[k].slot == q->draft;
+            if (!has) st->jobs[n++] = (lr_draft_job){.slot = q->draft, .tokens = q->tokens, .n = q->len, .user = r};
+        }
+    return n;
+}
+
 static void run_draft(lr_engine *e)
 {
     struct lr_spec_state *st = e->spec;
+    lr_spec_method m = st->eagle ? LR_SPEC_EAGLE : LR_SPEC_DRAFT;
     lr_error err;
-    int n = st->draft ? open_jobs(e, LR_SPEC_DRAFT, 0) : 0;
-    if (n == 0) return;
+    int n = st->draft ? open_jobs(e, m, 0) : 0, all = st->eagle ? open_waiting(e, n) : n;
+    if (all == 0) return;
     double t = lr_engine__now(e);
     int rows = e->step.budget > CATCH_UP ? CATCH_UP : e->step.budget;
-    int rc = lr_draft_run(st->draft, st->jobs, n, rows > 64 ? rows : 64, &err);
+    if (all > n) rows = e->cfg.max_batch_tokens;
+    int rc = lr_draft_run(st->draft, st->jobs, all, rows > 64 ? rows : 64, &err);
     const int *pass_rows;
     const double *pass_time;
-    for (int i = 0, m = lr_draft_passes(st->draft, &pass_rows, &pass_time); i < m; i++)
-        lr_pace_saw_pass(&st->pace, LR_SPEC_DRAFT, pass_rows[i], pass_time[i]);
+    for (int i = 0, k = lr_draft_passes(st->draft, &pass_rows, &pass_time); i < k; i++)
+        lr_pace_saw_pass(&st->pace, m, pass_rows[i], pass_time[i]);
     close_jobs(e, n, lr_engine__now(e) - t, rc != 0);
 }
 

@@ -34,6 +34,8 @@ void lr_spec__free_state(lr_engine *e)
     struct lr_spec_state *s = e->spec;
     if (!s) return;
     lr_draft_free(s->draft);
+    lr_free_aligned(s->features);
+    lr_free_aligned(s->eagle_in);
     lr_heads_free(s->heads);
     lr_free_aligned(s->heads_logits);
     lr_free_aligned(s->heads_rows);
@@ -71,24 +73,62 @@ static int find_exit(lr_engine *e, int layers, int *exit, lr_error *err)
     return make_row(e, err);
 }
 
+/* What the engine has goes for the draft where its own is not said. */
+static void fill_draft(const lr_engine *e, lr_draft_config *c)
+{
+    if (c->block_size == 0) c->block_size = e->cfg.block_size;
+    if (c->kv_type == 0) c->kv_type = e->cfg.kv_type;
+    if (c->max_rows == 0) c->max_rows = e->cfg.max_batch_tokens > 64 ? e->cfg.max_batch_tokens : 64;
+    if (c->max_seqs == 0) c->max_seqs = e->cfg.max_seqs;
+    if (c->context == 0) c->context = e->context;
+    if (c->kv_blocks == 0 && c->block_size == e->cfg.block_size) c->kv_blocks = e->cfg.kv_blocks[0] + 1;
+}
+
+static int can_draft(lr_engine *e, lr_error *err)
+{
+    int rc = lr_engine__not_in_step(e, err);
+    if (!rc) rc = make_state(e, err);
+    if (!rc && e->spec->draft) rc = lr_fail(err, LR_ESTATE, "there is a draft model already");
+    return rc;
+}
+
 int lr_engine_set_draft(lr_engine *e, lr_model *m, const lr_draft_config *cfg, lr_error *err)
 {
     lr_draft_config c = cfg ? *cfg : (lr_draft_config){0};
-    int rc = lr_engine__not_in_step(e, err);
-    if (!rc) rc = make_state(e, err);
+    int rc = can_draft(e, err);
+    if (!rc) rc = lr_spec_check_vocab(e->model, m, &c.common, err);
     if (rc) return rc;
-    if (e->spec->draft) return lr_fail(err, LR_ESTATE, "there is a draft model already");
-    rc = lr_spec_check_vocab(e->model, m, &c.common, err);
-    if (rc) return rc;
-    if (c.block_size == 0) c.block_size = e->cfg.block_size;
-    if (c.kv_type == 0) c.kv_type = e->cfg.kv_type;
-    if (c.max_rows == 0) c.max_rows = e->cfg.max_batch_tokens > 64 ? e->cfg.max_batch_tokens : 64;
-    if (c.max_seqs == 0) c.max_seqs = e->cfg.max_seqs;
-    if (c.context == 0) c.context = e->context;
-    if (c.kv_blocks == 0 && c.block_size == e->cfg.block_size) c.kv_blocks = e->cfg.kv_blocks[0] + 1;
+    fill_draft(e, &c);
     rc = make_row(e, err);
     if (rc) return rc;
     return lr_draft_new(&e->spec->draft, m, &c, err);
+}
+
+int lr_engine_set_eagle(lr_engine *e, const char *path, const lr_eagle_config *eagle, const lr_draft_config *cfg,
+                        lr_error *err)
+{
+    lr_draft_config c = cfg ? *cfg : (lr_draft_config){0};
+    struct lr_spec_state *st;
+    lr_model *m;
+    size_t rows, n;
+    int rc = can_draft(e, err);
+    if (!rc) rc = make_row(e, err);
+    if (!rc) rc = lr_eagle_new(&m, e->model, path, eagle, err);
+    if (rc) return rc;
+    st = e->spec;
+    fill_draft(e, &c);
+    c.features = true;
+    rows = (size_t)e->cfg.max_batch_tokens;
+    if (!st->features && lr_mul(rows, (size_t)lr_eagle_width(m) * sizeof(float), &n))
+        st->features = lr_alloc_aligned(n);
+    if (!st->eagle_in && lr_mul(rows, (size_t)m->n_embd * sizeof(float), &n)) st->eagle_in = lr_alloc_aligned(n);
+    rc = st->features && st->eagle_in ? lr_draft_new(&st->draft, m, &c, err)
+                                      : lr_fail(err, LR_ENOMEM, "no memory for features");
+    if (rc)
+        lr_model_free(m);
+    else
+        st->eagle = m;
+    return rc;
 }
 
 int lr_engine_set_heads(lr_engine *e, const char *path, lr_error *err)
@@ -124,7 +164,9 @@ const lr_model *lr_engine_draft(const lr_engine *e)
 void lr_engine_pace(const lr_engine *e, int rows, double *step, double *pass)
 {
     *step = e->spec ? lr_pace_step_time(&e->spec->pace, rows) : 0;
-    *pass = e->spec && e->spec->draft ? lr_pace_pass_time(&e->spec->pace, LR_SPEC_DRAFT, rows) : 0;
+    *pass = e->spec && e->spec->draft
+                ? lr_pace_pass_time(&e->spec->pace, e->spec->eagle ? LR_SPEC_EAGLE : LR_SPEC_DRAFT, rows)
+                : 0;
 }
 
 int lr_spec__begin(lr_request *r, const lr_spec_params *p, lr_error *err)
@@ -141,7 +183,9 @@ int lr_spec__begin(lr_request *r, const lr_spec_params *p, lr_error *err)
         return lr_fail(err, LR_EINVAL, "speculate: accept = \"distribution\" judges drafts without branches only");
     if ((unsigned)p->method >= LR_SPEC_METHODS || (p->method == LR_SPEC_GIVEN && !p->choose))
         return lr_fail(err, LR_EINVAL, "speculate: nobody gives tokens");
-    if (p->method == LR_SPEC_DRAFT && !lr_engine_draft(e))
+    if (p->method == LR_SPEC_EAGLE && !(e->spec && e->spec->eagle))
+        return lr_fail(err, LR_EINVAL, "speculate: the model was loaded without an EAGLE head");
+    if (p->method == LR_SPEC_DRAFT && (!lr_engine_draft(e) || e->spec->eagle))
         return lr_fail(err, LR_EINVAL, "speculate: the model was loaded without a draft model");
     if (p->method == LR_SPEC_HEADS && !(e->spec && e->spec->heads))
         return lr_fail(err, LR_EINVAL, "speculate: the model was loaded without heads");
@@ -350,7 +394,8 @@ static void consider(lr_engine *e, lr_request *r)
                               .remaining = most + 1,
                               .k = it->fixed ? k : 0};
     it->most = k;
-    if (c->method == LR_SPEC_DRAFT) it->pace.behind = lr_draft_behind(q->draft, q->tokens, q->len);
+    if (c->method == LR_SPEC_DRAFT || c->method == LR_SPEC_EAGLE)
+        it->pace.behind = lr_draft_behind(q->draft, q->tokens, q->len);
     st->n_items++;
 }
 
@@ -472,7 +517,7 @@ void lr_spec__plan(lr_engine *e)
             lr_request *r = lists[l]->at[i];
             if (r->spec && wants(r) && st->n_items < e->cfg.max_seqs) consider(e, r);
         }
-    if (st->n_items == 0) return;
+    if (st->n_items == 0 && !st->eagle) return;
     choose(e);
     lr_spec__run_models(e);
     for (int i = 0; i < st->n_items; i++) place(e, &st->items[i]);
@@ -521,6 +566,7 @@ void lr_spec__drawn(lr_request *r, int node)
 {
     struct lr_spec_req *s = r->spec;
     size_t width = (size_t)r->e->model->n_embd;
+    if (s && node >= 0 && lr_spec__features(r)) lr_spec__feed_path(r, node);
     if (!s || !s->hidden) return;
     memcpy(s->hidden, r->e->hidden + (size_t)(r->out + node + 1) * width, width * sizeof *s->hidden);
     s->hidden_at = r->info.seq->kv.computed;

@@ -22,6 +22,7 @@
 #ifndef LR_ENGINE_SPECULATE_H
 #define LR_ENGINE_SPECULATE_H
 #include "engine/engine.h"
+#include "model/eagle.h"
 #include "spec/spec.h"
 
 #define LR_SPEC_BRANCHES 8
@@ -63,6 +64,10 @@ lr_spec_params lr_spec_defaults(lr_spec_method);
  * engine's. LR_EUNSUPPORTED: another vocabulary; LR_ESTATE: there is one already. */
 int lr_engine_set_draft(lr_engine *, lr_model *, const lr_draft_config *cfg, lr_error *err);
 const lr_model *lr_engine_draft(const lr_engine *); /* borrowed; NULL = none */
+/* The same of a draft that goes on from the model's features, of a safetensors file (model/eagle.h): it takes the place
+ * of the draft model. cfg may be NULL. */
+int lr_engine_set_eagle(lr_engine *, const char *path, const lr_eagle_config *, const lr_draft_config *cfg,
+                        lr_error *err);
 /* Gives the engine heads, of a file (model/heads.h); one set for its life. LR_ESTATE: there are some already. */
 int lr_engine_set_heads(lr_engine *, const char *path, lr_error *err);
 /* What the engine has measured: seconds of a step or of a pass of the draft model of so many rows, 0 = not known. */

@@ -3,6 +3,7 @@
 #define LR_ENGINE_SPECULATE_INT_H
 #include "engine/engine_int.h"
 #include "engine/speculate.h"
+#include "model/eagle.h"
 #include "model/heads.h"
 #include "model/part.h"
 
@@ -32,7 +33,8 @@ struct lr_spec_req {
     lr_spec_tree tree;               /* the draft in flight; n = 0: none */
     lr_kv_table *table[LR_SPEC_MAX]; /* of its runs, but for the first (branches.c) */
     int in_run;                      /* whose blocks the sequence has */
-    float *hidden;                   /* HEADS: (n_embd) the row behind the sequence's first hidden_at tokens; or NULL */
+    int fed, fed_pos; /* EAGLE: the last node whose features the draft has; the position of the row before all nodes */
+    float *hidden;    /* HEADS: (n_embd) the row behind the sequence's first hidden_at tokens; or NULL */
     int hidden_at;
     int exit;                     /* the engine's, that it drafts with; -1 = none */
     int item;                     /* of the engine's, while drafts are made */
@@ -43,6 +45,8 @@ struct lr_spec_req {
 /* The engine's: made when a request first speculates. */
 struct lr_spec_state {
     lr_draft *draft;
+    lr_model *eagle;            /* the draft's model, if it goes on from features; else NULL */
+    float *features, *eagle_in; /* (max_batch_tokens, lr_eagle_width) of the batch; input rows of some of them */
     struct lr_spec_exit {
         lr_part *part;
         int layers, max_rows;
@@ -118,6 +122,12 @@ int lr_spec__draw(lr_request *, int i, float *logits, const uint32_t *mask, cons
 void lr_spec__verified(lr_request *, int node, bool open);
 /* A token was drawn at a node (-1 = behind the sequence's own rows): its hidden row is kept for heads. */
 void lr_spec__drawn(lr_request *, int node);
+/* Whether features of the request's rows are wanted; where they go. */
+float *lr_spec__features(const lr_request *);
+/* The forward pass gave features. */
+void lr_spec__feed(lr_engine *, const lr_batch *);
+/* Those of the nodes that lead to this one are right. */
+void lr_spec__feed_path(lr_request *, int node);
 /* The forward pass of the step took so long. */
 void lr_spec__saw_forward(lr_engine *, const lr_batch *, double seconds);
 

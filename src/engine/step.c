@@ -18,6 +18,7 @@ static void add_to_batch(lr_engine *e, lr_batch *b, lr_request *r)
     r->out = b->n_out;
     r->n_out = 0;
     if (r->info.kind == LR_REQ_LOGITS || (r->spec && r->spec->hidden)) b->hidden = e->hidden;
+    if (r->spec && lr_spec__features(r)) b->features = lr_spec__features(r);
     for (int i = 0; i < n; i++) {
         if (pos + i < from) continue;
         e->out_rows[b->n_out++] = b->n_rows + i;
@@ -205,6 +206,7 @@ int lr_engine_step(lr_engine *e, lr_error *err)
         if (rc) {
             fail_batch(e, &b, &why);
         } else {
+            if (b.features) lr_spec__feed(e, &b);
             take_results(e, &b);
         }
     }

@@ -649,6 +649,7 @@ void lr_lua_open_engine(lua_State *L)
                                               {"set_policy", lr_lua_engine_set_policy},
                                               {"set_draft", lr_lua_engine_set_draft},
                                               {"set_heads", lr_lua_engine_set_heads},
+                                              {"set_eagle", lr_lua_engine_set_eagle},
                                               {"pace", lr_lua_engine_pace},
                                               {"close", engine_close},
                                               {NULL, NULL}};

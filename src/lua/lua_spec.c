@@ -61,7 +61,8 @@ static void read_method(lua_State *L, int idx, lr_spec_choice *c)
     int m = lr_spec_method_parse(lua_tostring(L, idx));
     if (m < 0 || m == LR_SPEC_GIVEN)
         luaL_error(L,
-                   "draft: '%s' is no method: \"ngram\", \"suffix\", \"draft\", \"early_exit\", \"heads\" or \"off\"",
+                   "draft: '%s' is no method: \"ngram\", \"suffix\", \"draft\", \"early_exit\", \"heads\", \"eagle\" "
+                   "or \"off\"",
                    lua_tostring(L, idx));
     c->method = (lr_spec_method)m;
 }
@@ -295,6 +296,29 @@ int lr_lua_engine_set_draft(lua_State *L)
     m->model = NULL;
     lua_pushvalue(L, 2);
     lua_setiuservalue(L, 1, 3); /* keeps its file */
+    lua_pushboolean(L, 1);
+    return 1;
+}
+
+/* e:set_eagle(path, { heads =, kv_heads =, head_dim =, eps =, rope_base =, as_is =, kv_blocks = }) -> true; nil, text,
+ * code */
+int lr_lua_engine_set_eagle(lua_State *L)
+{
+    lr_engine *e = lr_lua_check_engine(L, 1)->e;
+    const char *path = luaL_checkstring(L, 2);
+    lr_error err;
+    lr_eagle_config c = {.n_heads = lr_lua_opt_i32(L, 3, "heads", 0),
+                         .n_kv_heads = lr_lua_opt_i32(L, 3, "kv_heads", 0),
+                         .head_dim = lr_lua_opt_i32(L, 3, "head_dim", 0)};
+    lr_draft_config d = {.kv_blocks = lr_lua_opt_i32(L, 3, "kv_blocks", 0)};
+    lua_getfield(L, 3, "eps");
+    c.eps = (float)luaL_optnumber(L, -1, 1e-6);
+    lua_getfield(L, 3, "rope_base");
+    c.rope_base = (float)luaL_optnumber(L, -1, 10000);
+    lua_getfield(L, 3, "as_is");
+    c.as_is = lua_toboolean(L, -1);
+    if (d.kv_blocks < 0) return luaL_error(L, "eagle: a negative size");
+    if (lr_engine_set_eagle(e, path, &c, &d, &err)) return lr_lua_fail(L, &err);
     lua_pushboolean(L, 1);
     return 1;
 }

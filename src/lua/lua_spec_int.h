@@ -17,6 +17,7 @@ void lr_lua_push_spec_stats(lua_State *L, const lr_spec_stats *s);
 /* Methods of engines. */
 int lr_lua_engine_set_draft(lua_State *L);
 int lr_lua_engine_set_heads(lua_State *L);
+int lr_lua_engine_set_eagle(lua_State *L);
 int lr_lua_engine_pace(lua_State *L);
 
 #endif

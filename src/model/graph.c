@@ -268,6 +268,7 @@ void lr_graph_free(lr_graph *g)
     const lr_backend_ops *ops = g->be->ops;
     if (g->plan) ops->plan_free(g->be, g->plan);
     if (g->kv) ops->kv_free(g->be, g->kv);
+    lr_graph__wide_free(g->wide);
     lr_graph__drop_weights(g);
     for (int i = 0; i < g->n_owned; i++) lr_free(g->owned[i]);
     lr_share_deinit(&g->share);
@@ -699,8 +700,9 @@ static int model_start(lr_model *m, const lr_kv_spec *spec, int max_rows, int ma
     s.first_layer = g->share.first_layer;
     int rc = ops->kv_new(g->be, &s, &g->kv, err);
     if (rc) return rc;
-    lr_program p = {g->n_values, g->width, g->route, g->n_ops, g->ops, g->logits, g->hidden, g->share.partial};
-    return ops->compile(g->be, &p, g->kv, max_rows, max_out, &g->plan, err);
+    g->max_rows = max_rows;
+    g->max_out = max_out;
+    return lr_graph__compile(g, err);
 }
 
 static int model_forward(lr_model *m, const lr_batch *b, lr_error *err)

@@ -29,12 +29,23 @@ struct lr_graph {
     int n_positions; /* rows of a weight of positions; 0 = none */
     lr_kv_store *kv;
     lr_plan *plan;
+    int max_rows, max_out; /* of the plan */
+    /* The program with features (part.c): operations and values of its own; NULL = it tells none. */
+    struct lr_graph_wide {
+        lr_op *ops;
+        int *width, *route;
+        lr_program p;
+    } * wide;
     /* A model on several ranks: weights are prepared when this rank's share is known. Until then an operation's w is
      * one more than the weight's number. */
     bool parted;
     lr_place place;
     lr_share share;
 };
+
+/* Compiles the plan for the KV that there is. */
+int lr_graph__compile(lr_graph *, lr_error *err);
+void lr_graph__wide_free(struct lr_graph_wide *); /* NULL is allowed */
 
 /* Makes w->w, of some rows or all. */
 int lr_graph__prepare(lr_graph *, named_weight *w, lr_error *err);

@@ -59,7 +59,7 @@ static int prepare_share(lr_graph *g, lr_error *err)
 
 int lr_graph__take_share(lr_graph *g, lr_error *err)
 {
-    lr_program whole = {g->n_values, g->width, g->route, g->n_ops, g->ops, g->logits, g->hidden, false};
+    lr_program whole = {g->n_values, g->width, g->route, g->n_ops, g->ops, g->logits, g->hidden, false, 0};
     size_t *cost = lr_calloc((size_t)g->n_ops + 1, sizeof *cost);
     if (!cost) return lr_fail(err, LR_ENOMEM, "no memory for the layer graph");
     for (int i = 0; i < g->n_ops; i++) {

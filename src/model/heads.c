@@ -122,7 +122,7 @@ static int read_head(lr_heads *h, bool *more, lr_error *err)
         ops[n_ops++] = (lr_op){.kind = LR_OP_LINEAR, .in = {x, -1}, .out = x + 1, .w = to->w[to->n_w - 1]};
         widths[++x] = n_vocab;
     }
-    lr_program p = {x + 1, widths, routes, n_ops, ops, x, -1, false};
+    lr_program p = {x + 1, widths, routes, n_ops, ops, x, -1, false, 0};
     return h->g->be->ops->compile(h->g->be, &p, h->g->kv, h->max_rows, h->max_rows, &to->plan, err);
 }
 
@@ -146,7 +146,7 @@ static int compile_tail(lr_heads *h, lr_error *err)
         ops[0] = (lr_op){.kind = LR_OP_INPUT, .in = {-1, -1}, .out = g->n_values};
         ops[1] = (lr_op){.kind = LR_OP_ROWS, .in = {g->n_values, -1}, .out = g->hidden};
         memcpy(ops + 2, g->ops + from + 1, (size_t)n * sizeof *ops);
-        lr_program p = {g->n_values + 1, width, route, n + 2, ops, g->logits, -1, false};
+        lr_program p = {g->n_values + 1, width, route, n + 2, ops, g->logits, -1, false, 0};
         rc = g->be->ops->compile(g->be, &p, g->kv, rows, rows, &h->tail, err);
     } else {
         rc = lr_fail(err, LR_ENOMEM, "no memory for heads");

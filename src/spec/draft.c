@@ -2,6 +2,12 @@
  *
  * A slot holds the tokens whose KV it has. What the target rejected is cut off when the next draft is wanted: the slot
  * keeps what it shares with the sequence, computes the rest, and goes on token by token, all jobs in one batch a pass.
+ * A draft that goes on from features (model/eagle.h) has row i of a sequence from feature i and token i + 1. Features
+ * come as the target computes them, and wait in the slot until their rows are run: when a draft is wanted, or when they
+ * are many. What the target did not compute for this sequence (a prompt that the prefix index had), the draft never
+ * sees: its rows begin behind. Rows of a draft stand in for features with its own hidden rows, and are run again with
+ * those of the target.
+ *
  * When blocks are short, slots that wait longest lose theirs; the model's prefix index is not used, so slots of
  * different owners never share anything, forks excepted.
  */
@@ -12,7 +18,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { MAX_PASSES = LR_SPEC_MAX + 64 };
+enum { MAX_PASSES = LR_SPEC_MAX + 64, FEATURES_MOST = 4096 /* rows that wait, at most */ };
 
 struct lr_draft_slot {
     lr_draft *d;
@@ -20,6 +26,11 @@ struct lr_draft_slot {
     int32_t *ids; /* (cap): kv.computed tokens, and those of the draft that is being made */
     int cap;
     uint64_t used; /* the run that had it last */
+    /* with features: row i is of position base + i and token base + i + 1 */
+    int base, sure; /* `sure` rows are computed, from the target's features */
+    float *in;      /* (cap_in, width) n_in input rows that are not, from row `sure` on */
+    int n_in, cap_in;
+    float *own; /* (width) input of the row behind those, as the draft has it */
     lr_draft_slot *prev, *next;
 };
 
@@ -36,6 +47,8 @@ struct lr_draft {
     lr_draft_job **jobs;
     int *at; /* logit row of each job in the batch, -1 = none */
     float *logits;
+    int width;             /* of input rows; 0 = no features */
+    float *input, *hidden; /* (max_rows, width), (max_seqs, width) */
     int n_passes, pass_rows[MAX_PASSES];
     double pass_seconds[MAX_PASSES];
 };
@@ -107,7 +120,13 @@ int lr_draft_new(lr_draft **out, lr_model *m, const lr_draft_config *cfg, lr_err
     d->at = lr_calloc((size_t)c->max_seqs, sizeof *d->at);
     if (lr_mul((size_t)c->max_seqs, (size_t)m->n_vocab, &n) && lr_mul(n, sizeof(float), &n))
         d->logits = lr_alloc_aligned(n);
-    int rc = d->rows && d->out_rows && d->seqs && d->jobs && d->at && d->logits
+    if (c->features) {
+        d->width = m->n_embd;
+        d->input = lr_alloc_aligned((size_t)c->max_rows * (size_t)d->width * sizeof(float));
+        d->hidden = lr_alloc_aligned((size_t)c->max_seqs * (size_t)d->width * sizeof(float));
+    }
+    bool good = d->rows && d->out_rows && d->seqs && d->jobs && d->at && d->logits;
+    int rc = good && (!c->features || (d->input && d->hidden))
                  ? make_pool(d, err)
                  : lr_fail(err, LR_ENOMEM, "no memory for drafts of %d sequences", c->max_seqs);
     if (rc) {
@@ -132,6 +151,8 @@ void lr_draft_free(lr_draft *d)
     lr_free(d->jobs);
     lr_free(d->at);
     lr_free_aligned(d->logits);
+    lr_free_aligned(d->input);
+    lr_free_aligned(d->hidden);
     lr_free(d);
 }
 
@@ -174,6 +195,8 @@ void lr_draft_close(lr_draft_slot *s)
     *(s->prev ? &s->prev->next : &d->slots) = s->next;
     if (s->next) s->next->prev = s->prev;
     lr_free(s->ids);
+    lr_free(s->in);
+    lr_free(s->own);
     lr_free(s);
 }
 
@@ -189,6 +212,20 @@ static int reserve(lr_draft_slot *s, int n, lr_error *err)
     return lr_kv_table_reserve(s->d->kv, &s->kv, n, err);
 }
 
+/* Room for n input rows. */
+static bool reserve_in(lr_draft_slot *s, int n)
+{
+    size_t width = (size_t)s->d->width;
+    if (!s->own && !(s->own = lr_malloc(width * sizeof *s->own))) return false;
+    if (n <= s->cap_in) return true;
+    int cap = s->cap_in * 2 > n ? s->cap_in * 2 : n + 32;
+    float *p = lr_reallocarray(s->in, (size_t)cap, width * sizeof *p);
+    if (!p) return false;
+    s->in = p;
+    s->cap_in = cap;
+    return true;
+}
+
 int lr_draft_fork(lr_draft_slot *s, lr_draft_slot **out, lr_error *err)
 {
     lr_draft_slot *f = NULL;
@@ -201,6 +238,12 @@ int lr_draft_fork(lr_draft_slot *s, lr_draft_slot **out, lr_error *err)
         return rc;
     }
     if (n) memcpy(f->ids, s->ids, (size_t)n * sizeof *f->ids);
+    f->base = s->base;
+    f->sure = s->sure;
+    if (s->n_in && reserve_in(f, s->n_in)) {
+        memcpy(f->in, s->in, (size_t)s->n_in * (size_t)s->d->width * sizeof *f->in);
+        f->n_in = s->n_in;
+    }
     *out = f;
     return 0;
 }
@@ -218,7 +261,100 @@ static int shared(const lr_draft_slot *s, const int32_t *tokens, int n)
     return i;
 }
 
-int lr_draft_behind(const lr_draft_slot *s, const int32_t *tokens, int n) { return n - shared(s, tokens, n); }
+int lr_draft_behind(const lr_draft_slot *s, const int32_t *tokens, int n)
+{
+    if (s->d->width) return n - 1 - s->base > s->sure ? n - 1 - s->base - s->sure : 0;
+    return n - shared(s, tokens, n);
+}
+
+/* ---- features ---- */
+
+/* The rows from `row` on are to come again; if row is none of these, all begin anew at position pos. */
+static void forget(lr_draft_slot *s, int row, int pos)
+{
+    if (row < 0 || row > s->sure + s->n_in) {
+        s->base = pos;
+        s->sure = s->n_in = 0;
+    } else if (row < s->sure) {
+        s->sure = row;
+        s->n_in = 0;
+    } else {
+        s->n_in = row - s->sure;
+    }
+}
+
+bool lr_draft_feed(lr_draft_slot *s, int pos, int n, const float *in)
+{
+    size_t width = (size_t)s->d->width;
+    forget(s, s->sure + s->n_in > 0 ? pos - s->base : -1, pos);
+    if (n > FEATURES_MOST) { /* the last ones */
+        in += (size_t)(n - FEATURES_MOST) * width;
+        pos += n - FEATURES_MOST;
+        n = FEATURES_MOST;
+        forget(s, -1, pos);
+    }
+    if (s->n_in + n > FEATURES_MOST) forget(s, -1, pos);
+    if (!reserve_in(s, s->n_in + n)) {
+        forget(s, -1, pos + n);
+        return false;
+    }
+    memcpy(s->in + (size_t)s->n_in * width, in, (size_t)n * width * sizeof *in);
+    s->n_in += n;
+    return true;
+}
+
+bool lr_draft_knows(const lr_draft_slot *s, int n)
+{
+    int rows = n - 1 - s->base;
+    return rows > s->sure && rows == s->sure + s->n_in;
+}
+
+int lr_draft_waiting(const lr_draft_slot *s) { return s->n_in; }
+
+/* Brings the slot to the sequence: what it has of features is run, as far as it is of this text. */
+static void begin_features(lr_draft *d, lr_draft_job *j)
+{
+    lr_draft_slot *s = j->slot;
+    lr_error err;
+    int rows = j->n - 1 - s->base, same = 0, most = s->sure + s->n_in;
+    if (j->k == 0 && rows > most) rows = most;
+    while (same < s->sure && same < rows && s->ids[same] == j->tokens[s->base + same + 1]) same++;
+    if (same < s->sure || s->kv.computed < s->sure) { /* another text, or its blocks are gone: what waits is left */
+        s->base += s->sure;
+        rows -= s->sure;
+        s->sure = 0;
+    }
+    lr_kv_table_truncate(d->kv, &s->kv, s->sure);
+    s->sure = s->kv.computed < s->sure ? s->kv.computed : s->sure;
+    j->stalled = j->k < 0 || rows <= s->sure || rows > s->sure + s->n_in || rows + j->k > d->cfg.context ||
+                 reserve(s, rows + j->k, &err) != 0;
+    if (j->stalled) return;
+    j->pending = rows - s->sure;
+    memcpy(s->ids + s->sure, j->tokens + s->base + 1 + s->sure, (size_t)j->pending * sizeof *s->ids);
+}
+
+/* Input rows for n rows of the slot from its kv.computed on. */
+static void put_input(lr_draft *d, const lr_draft_slot *s, int n, float *to)
+{
+    size_t width = (size_t)d->width;
+    int have = s->sure + s->n_in - s->kv.computed, m = n < have ? n : have < 0 ? 0 : have;
+    if (m > 0) memcpy(to, s->in + (size_t)(s->kv.computed - s->sure) * width, (size_t)m * width * sizeof *to);
+    if (m < n) memcpy(to + (size_t)m * width, s->own, width * sizeof *to);
+}
+
+/* Rows were computed: what was waiting for them goes, and what is behind the last one is kept. */
+static void took_input(lr_draft *d, lr_draft_slot *s, int at)
+{
+    size_t width = (size_t)d->width;
+    int n = s->kv.computed - s->sure;
+    if (n > s->n_in) n = s->n_in;
+    if (n > 0) {
+        s->n_in -= n;
+        s->sure += n;
+        memmove(s->in, s->in + (size_t)n * width, (size_t)s->n_in * width * sizeof *s->in);
+    }
+    if (at >= 0) memcpy(s->own, d->hidden + (size_t)at * width, width * sizeof *s->own);
+}
 
 /* ---- running ---- */
 
@@ -257,6 +393,7 @@ static void add(lr_draft *d, lr_batch *b, lr_draft_job *j, int n, bool out)
     *q = (lr_batch_seq){.row = b->n_rows, .n = n, .pos = s->kv.computed};
     for (int g = 0; g < d->m->n_groups; g++) q->table[g] = s->kv.block[g];
     memcpy(d->rows + b->n_rows, s->ids + s->kv.computed, (size_t)n * sizeof *d->rows);
+    if (d->width) put_input(d, s, n, d->input + (size_t)b->n_rows * (size_t)d->width);
     b->n_rows += n;
     d->at[b->n_seqs] = out ? b->n_out : -1;
     if (out) d->out_rows[b->n_out++] = b->n_rows - 1;
@@ -270,11 +407,14 @@ static int forward(lr_draft *d, lr_batch *b, lr_error *err)
     b->seqs = d->seqs;
     b->out_rows = d->out_rows;
     b->logits = d->logits;
+    b->input = d->input;
+    b->hidden = d->hidden;
     int rc = d->m->ops->forward(d->m, b, err);
     if (rc) return rc;
     for (int i = 0; i < b->n_seqs; i++) {
         lr_draft_slot *s = d->jobs[i]->slot;
         lr_kv_table_advance(d->kv, &s->kv, s->ids, d->seqs[i].n);
+        if (d->width) took_input(d, s, d->at[i]);
         d->jobs[i]->pending -= d->seqs[i].n;
     }
     if (d->n_passes < MAX_PASSES) {
@@ -291,6 +431,10 @@ static void begin(lr_draft *d, lr_draft_job *j)
     lr_error err;
     j->got = 0;
     j->pending = 0;
+    if (d->width) {
+        begin_features(d, j);
+        return;
+    }
     j->stalled = j->k <= 0 || j->n + j->k > d->cfg.context || reserve(s, j->n + j->k, &err) != 0;
     if (j->stalled) return;
     int same = shared(s, j->tokens, j->n - 1);

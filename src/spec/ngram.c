@@ -4,7 +4,8 @@
 
 enum { LOOK_BACK = 32768, PADDING = 1024 };
 
-static const char *const names[LR_SPEC_METHODS] = {"off", "ngram", "suffix", "draft", "given", "early_exit", "heads"};
+static const char *const names[LR_SPEC_METHODS] = {"off",   "ngram",      "suffix", "draft",
+                                                   "given", "early_exit", "heads",  "eagle"};
 
 const char *lr_spec_method_name(lr_spec_method m) { return (unsigned)m < LR_SPEC_METHODS ? names[m] : "unknown"; }
 

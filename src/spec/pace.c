@@ -16,8 +16,9 @@
 
 enum { WAIT_FIRST = 16, WAIT_MODEL = 24, WAIT_MOST = 4096, STALE = 4096 };
 
-static const double PRIOR[LR_SPEC_METHODS][LR_PACE_CLASSES] = {
-    {0, 0, 0}, {0.4, 0.6, 0.8}, {0.4, 0.6, 0.8}, {0.85, 0.85, 0.85}, {0.7, 0.7, 0.7}, {0.6, 0.6, 0.6}, {0.5, 0.5, 0.5}};
+static const double PRIOR[LR_SPEC_METHODS][LR_PACE_CLASSES] = {{0, 0, 0},          {0.4, 0.6, 0.8}, {0.4, 0.6, 0.8},
+                                                               {0.85, 0.85, 0.85}, {0.7, 0.7, 0.7}, {0.6, 0.6, 0.6},
+                                                               {0.5, 0.5, 0.5},    {0.6, 0.6, 0.6}};
 #define PRIOR_WEIGHT 12.0
 #define PRIOR_SIDE   0.3
 
@@ -72,7 +73,10 @@ static double time_of(const struct lr_pace_time *table, uint32_t now, int rows)
 double lr_pace_step_time(const lr_pace *p, int rows) { return time_of(p->step, p->now, rows); }
 
 /* A pass before one was seen, as a part of a step. */
-static double first_guess(lr_spec_method m) { return m == LR_SPEC_DRAFT ? 0.35 : m == LR_SPEC_HEADS ? 0.2 : 0.5; }
+static double first_guess(lr_spec_method m)
+{
+    return m == LR_SPEC_DRAFT ? 0.35 : m == LR_SPEC_HEADS || m == LR_SPEC_EAGLE ? 0.2 : 0.5;
+}
 
 double lr_pace_pass_time(const lr_pace *p, lr_spec_method m, int rows)
 {

@@ -9,7 +9,9 @@
  *            one, of a memory that sessions share
  *   exit     the model's own first layers (driven by the engine, whose KV they share)
  *   heads    heads trained for the model guess from its last hidden row; their best guesses are a tree
- *   draft    a smaller model of the same vocabulary, with KV blocks of its own; drafts of many sequences run together
+ *   eagle    a layer trained for the model goes on from what the model's own layers made of the text; otherwise as
+ * draft draft    a smaller model of the same vocabulary, with KV blocks of its own; drafts of many sequences run
+ * together
  *
  * lr_pace measures what steps and draft passes cost and how often drafts are right, and says how many pay.
  */
@@ -26,11 +28,15 @@ typedef enum lr_spec_method {
     LR_SPEC_GIVEN, /* tokens that somebody names */
     LR_SPEC_EXIT,  /* the model's own first layers (model/part.h) */
     LR_SPEC_HEADS, /* heads that were trained for the model (model/heads.h) */
+    LR_SPEC_EAGLE, /* a layer that goes on from the model's features (model/eagle.h) */
 } lr_spec_method;
-#define LR_SPEC_METHODS 7
+#define LR_SPEC_METHODS 8
 
 /* Whether a forward pass is run for each place of its drafts. */
-static inline bool lr_spec_has_passes(lr_spec_method m) { return m == LR_SPEC_DRAFT || m == LR_SPEC_EXIT; }
+static inline bool lr_spec_has_passes(lr_spec_method m)
+{
+    return m == LR_SPEC_DRAFT || m == LR_SPEC_EXIT || m == LR_SPEC_EAGLE;
+}
 
 #define LR_SPEC_MAX       32 /* tokens of a draft */
 #define LR_SPEC_POSITIONS 16 /* places whose acceptance is counted one by one; the last one counts the rest too */
@@ -123,6 +129,7 @@ typedef struct lr_draft_config {
     int max_rows, max_seqs;             /* rows a pass, sequences at once */
     int context;                        /* longest sequence; 0 = the model's */
     int common;                         /* ids that may be drafted, of lr_spec_check_vocab */
+    bool features;                      /* rows need the target's features as well (model/eagle.h) */
 } lr_draft_config;
 
 /* Takes the model over when it succeeds. */
@@ -138,7 +145,14 @@ void lr_draft_drop(lr_draft_slot *);
 /* Tokens of a sequence that a draft would have to compute first. */
 int lr_draft_behind(const lr_draft_slot *, const int32_t *tokens, int n);
 
-/* A draft wanted: at most k tokens behind tokens (n). */
+/* Drafts with features: input rows (n, n_embd of the draft model) for the sequence's positions from pos on, which the
+ * target has computed. What was known of them and of what followed is forgotten. False: no memory; it begins anew. */
+bool lr_draft_feed(lr_draft_slot *, int pos, int n, const float *in);
+/* Whether a draft could be made behind n tokens, and how many rows are not run yet. */
+bool lr_draft_knows(const lr_draft_slot *, int n);
+int lr_draft_waiting(const lr_draft_slot *);
+
+/* A draft wanted: at most k tokens behind tokens (n). With features k may be 0: what waits is run, but for one row. */
 typedef struct lr_draft_job {
     lr_draft_slot *slot;
     const int32_t *tokens; /* (n), n >= 1 */

@@ -2,9 +2,11 @@
 --
 --   llmrun tests/bench/forks.lua [MODEL] [PREFIX] [TOKENS] [RUNS] [THREADS]
 --
--- Beside it the processor time of a token, which other load on the machine disturbs less (with one thread; waiting
--- threads spin). What they share lies in the same KV blocks and is read once for up to 8 rows of a step (src/backend/cpu_attn.c).
+-- Beside it the processor time of a token, which other load on the machine disturbs less (with one thread; threads
+-- that wait spin). What forks share lies in the same KV blocks and is read once for up to 8 rows of a step
+-- (src/backend/cpu_attn.c).
 
+local core = require "llmrun.core"
 local llm = require "llmrun"
 
 local model <close> = llm.load(arg[1] or "smollm2", { ctx = 4096, max_seqs = 64, threads = math.tointeger(arg[5]) })
@@ -18,20 +20,22 @@ local s <close> = model:session()
 s:append(ids)
 s:logits()
 local function run(n)
-    local forks, first, last = {}, math.huge, 0
+    local forks = {}
     for i = 1, n do
         forks[i] = s:fork()
         forks[i]:append(model:tokenize((" %d"):format(i)))
     end
-    local clock = os.clock()
-    llm.map(forks, function(f)
-        local r = f:gen { max_tokens = tokens, min_tokens = tokens, temperature = 1, seed = f.len }
-        first = math.min(first, r.timing.first_token)
-        last = math.max(last, r.timing.total)
-    end)
-    clock = os.clock() - clock
+    local function more(count)
+        llm.map(forks, function(f)
+            f:gen { max_tokens = count, ignore_eos = true, temperature = 1, seed = f.len }
+        end)
+    end
+    more(2)
+    local clock, start = os.clock(), core.now()
+    more(tokens)
+    clock, start = os.clock() - clock, core.now() - start
     for _, f in ipairs(forks) do f:close() end
-    return n * (tokens - 1) / (last - first), clock / n / tokens * 1e3
+    return n * tokens / start, clock / n / tokens * 1e3
 end
 
 for _, n in ipairs { 1, 4, 8, 16, 32 } do

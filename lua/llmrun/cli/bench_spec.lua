@@ -17,10 +17,11 @@ M.flags = {
     { "draft", arg = "MODEL", help = "--spec: a draft model" },
     { "task", arg = "LIST", default = "code,edit", help = "--spec: code, edit" },
     { "draft-layers", arg = "N", type = "integer", help = "--spec: of the model's layers, those of early_exit" },
-    { "heads", arg = "FILE", help = "--spec: Medusa heads (scripts/train_medusa)" },
+    { "heads", arg = "FILE", help = "--spec: Medusa heads (scripts/train_heads)" },
+    { "eagle", arg = "FOLDER", help = "--spec: an EAGLE head (scripts/train_heads)" },
     { "temperature", arg = "T", type = "number", default = 0, help = "--spec: 0 = greedy" },
-    { "method", arg = "LIST", help = "--spec: ngram, suffix, draft, distribution (draft, judged), early_exit, heads; "
-        .. "with =K always that many, with xN up to N ways at a place; e.g. draft,draft=4,draft=4x3" },
+    { "method", arg = "LIST", help = "--spec: ngram, suffix, draft, distribution (draft, judged), early_exit, heads, "
+        .. "eagle; with =K always that many, with xN up to N ways at a place; e.g. draft,draft=4,draft=4x3" },
 }
 
 local CODE = {
@@ -133,16 +134,16 @@ end
 
 local function methods_of(o)
     local t = list(o.method or "ngram,suffix" .. (o.draft and ",draft" or "") ..
-        (o.draft_layers and ",early_exit" or "") .. (o.heads and ",heads" or ""))
+        (o.draft_layers and ",early_exit" or "") .. (o.heads and ",heads" or "") .. (o.eagle and ",eagle" or ""))
     local needs = { ngram = true, suffix = true, draft = o.draft, distribution = o.draft, early_exit = o.draft_layers,
-        heads = o.heads }
+        heads = o.heads, eagle = o.eagle }
     local flag = { draft = "draft MODEL", distribution = "draft MODEL", early_exit = "draft-layers N",
-        heads = "heads FILE" }
+        heads = "heads FILE", eagle = "eagle FOLDER" }
     for _, name in ipairs(t) do
         local m = name:match "^([%a_]+)=?%d*x?%d*$"
         if not needs[m] and not flag[m] then
-            args.fail(("--method: '%s' is none of ngram, suffix, draft, distribution, early_exit, heads"):format(name),
-                2)
+            args.fail(("--method: '%s' is none of ngram, suffix, draft, distribution, early_exit, heads, eagle")
+                :format(name), 2)
         elseif not needs[m] then
             args.fail(("--method %s needs --%s"):format(m, flag[m]), 2)
         end
@@ -187,7 +188,7 @@ function M.run(o, sizes)
     end
     local model <close> = common.load(o, {
         ctx = o.ctx or 1024, max_seqs = math.max(64, most), kv = { type = o.kv_type, blocks = (o.ctx or 1024) // 16 *
-            (most + 1) }, speculate = { method = "off", draft = o.draft, heads = o.heads },
+            (most + 1) }, speculate = { method = "off", draft = o.draft, heads = o.heads, eagle = o.eagle },
     })
     if not o.json then
         print(("%s, %s, %d tokens%s"):format(model.info.name, model.info.backend, o.decode,

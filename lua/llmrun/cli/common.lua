@@ -177,23 +177,25 @@ M.sampling_flags = {
     { "repetition-penalty", arg = "X", type = "number", help = "above 1: tokens that were there are less probable" },
     { "stop", arg = "TEXT", type = "list", help = "ends at this text; may be given more than once" },
     { "seed", arg = "N", type = "integer", help = "same seed, same text" },
-    { "speculate", arg = "METHOD", choices = { "ngram", "suffix", "draft", "early_exit", "heads", "off" },
+    { "speculate", arg = "METHOD", choices = { "ngram", "suffix", "draft", "early_exit", "heads", "eagle", "off" },
         help = "drafts several tokens a step, the text stays the same; draft: with --draft" },
     { "draft", arg = "MODEL", help = "a small model of the same vocabulary that drafts" },
     { "draft-layers", arg = "N", type = "integer", help = "early_exit: so many of the model's layers draft" },
-    { "heads", arg = "FILE", help = "Medusa heads that draft (scripts/train_medusa)" },
+    { "heads", arg = "FILE", help = "Medusa heads that draft (scripts/train_heads)" },
+    { "eagle", arg = "FOLDER", help = "an EAGLE head that drafts (scripts/train_heads)" },
 }
 
 --- The option speculate of llm.load that these flags stand for.
 function M.drafts(o)
     if o.speculate == "draft" and not o.draft then args.fail("--speculate draft needs --draft MODEL", 2) end
     if o.speculate == "heads" and not o.heads then args.fail("--speculate heads needs --heads FILE", 2) end
+    if o.speculate == "eagle" and not o.eagle then args.fail("--speculate eagle needs --eagle FOLDER", 2) end
     if o.speculate == "early_exit" and not o.draft_layers then
         args.fail("--speculate early_exit needs --draft-layers N", 2)
     end
     local method = o.speculate or o.draft_layers and "early_exit" or nil
-    if not (method or o.draft or o.heads) then return nil end
-    return { method = method, draft = o.draft, heads = o.heads, layers = o.draft_layers }
+    if not (method or o.draft or o.heads or o.eagle) then return nil end
+    return { method = method, draft = o.draft, heads = o.heads, eagle = o.eagle, layers = o.draft_layers }
 end
 
 --- Options of gen that the flags stand for. What is not given is as the model's own files recommend.

@@ -1,6 +1,6 @@
--- Text that a model writes, and its final hidden row behind each token: what scripts/train_medusa learns from.
+-- Text that a model writes, and its final hidden row behind each token: what scripts/train_heads learns from.
 --
---   llmrun scripts/train_medusa.lua MODEL OUT TOKENS [THREADS]
+--   llmrun scripts/train_heads.lua MODEL OUT TOKENS [THREADS]
 --
 -- OUT holds, for each text, a count n, n token ids (int32) and n rows of floats: row i is the one behind token i. The
 -- texts are answers to questions made of a list of tasks and a list of subjects, drawn greedily, 32 at a time.
@@ -33,7 +33,7 @@ for _, id in ipairs(model.info.eog) do ends[id] = true end
 
 -- The row behind the session's last token, and the likeliest next one.
 local function step(s)
-    local op = assert(model.runner:submit("train_medusa", s.seq, { kind = "logits" }))
+    local op = assert(model.runner:submit("train_heads", s.seq, { kind = "logits" }))
     local guard <close> = setmetatable({}, { __close = function() op:close() end }) -- luacheck: ignore 211
     op:wait(runner.DONE)
     local info = op.req:info()
