@@ -21,7 +21,8 @@ local style = [[
 body{margin:0;font:16px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--back)}
 main,header{max-width:76rem;margin:0 auto;padding:0 1.25rem}
 header{padding-top:1.5rem}h1{font-size:1.6rem;margin:0 0 .4rem}h2{font-size:1.2rem;margin:2.2rem 0 .6rem}
-p{max-width:46rem}.soft,figcaption,caption{color:var(--soft)}nav{margin:.8rem 0}nav a{margin-right:1rem}
+p{max-width:46rem}
+p,dd{overflow-wrap:anywhere}.soft,figcaption,caption{color:var(--soft)}nav{margin:.8rem 0}nav a{margin-right:1rem}
 a{color:var(--focus)}:focus-visible{outline:2px solid var(--focus);outline-offset:2px}
 .scroll{overflow-x:auto;margin:.6rem 0 1.2rem}table{border-collapse:collapse;font-size:.92rem;
 font-variant-numeric:tabular-nums}caption{text-align:left;padding:.2rem 0}th,td{padding:.25rem .7rem;text-align:right;

@@ -6,9 +6,9 @@
 ---   print(tune.text(t))
 ---
 --- What is searched is what the policy declares (policy/params.lua) and is not given: "mlfq:levels=4" leaves quantum
---- and patience. Better means the front of two measures, throughput and the 99th percentile of a latency: who is beaten
---- by nobody in both comes first, then who is beaten by those alone, and so on; among equals who stands further from the
---- others. The default values go through all rounds, to compare with. Same options, same result.
+--- and patience. Better means the front of two measures, throughput and the 99th percentile of a latency: who is
+--- beaten by nobody in both comes first, then who is beaten by those alone, and so on; among equals who stands further
+--- from the others. The default values go through all rounds, to compare with. Same options, same result.
 ---
 --- Result: { setup, space = parameters, rounds = { { requests, tried } }, candidates = { { text, options, round = the
 --- last one it was in, more, less = intervals there (statistics.lua), default, front, error } }, front = places }.

@@ -7,6 +7,7 @@ local sweep = require "llmrun.sweep"
 local M = {}
 
 local MOST_TENANTS = 12 -- in a table
+local PLOTTED_TENANTS = 4 -- at most, else only the table
 
 local function metric(key) return sweep.by_key[key] end
 
@@ -71,16 +72,16 @@ local function load_table(s, load, keys)
     return report.table { caption = ("Load %g"):format(s.setup.loads[load]), heads = heads, rows = rows }
 end
 
---- A metric against the load; with one load, as bars.
-local function load_plot(s, key, log)
+--- What cell(policy, load) has, against the load; with one load, as bars. key: the metric whose unit it has.
+local function load_plot(s, key, title, log, cell)
     local m, setup = metric(key), s.setup
     local series, least, most = {}, math.huge, 0
-    local top = m[4] == 100 and 100 or key == "fairness" and 1 or nil
+    local top = m[4] == 100 and m[6] and 100 or key == "fairness" and 1 or nil
     for p, policy in ipairs(setup.policies) do
         local line = { name = policy.name, x = {}, y = {}, low = {}, high = {}, titles = {}, marks = true,
             color = report.color(p) }
         for l, load in ipairs(setup.loads) do
-            local i = s.cells[p][l][key]
+            local i = cell(p, l)
             if i then
                 local n = #line.y + 1
                 line.x[n], line.y[n] = load, i.mean
@@ -93,7 +94,7 @@ local function load_plot(s, key, log)
         if #line.y > 0 then series[#series + 1] = line end
     end
     log = log and least > 0 and most / least > 20
-    local spec = { title = m[3], width = 560, height = 340, series = series, x = { label = "load" },
+    local spec = { title = title, width = 560, height = 340, series = series, x = { label = "load" },
         y = { min = not log and 0 or nil, log = log, max = top } }
     if #setup.loads == 1 then
         spec.categories = { ("load %g"):format(setup.loads[1]) }
@@ -110,7 +111,9 @@ end
 
 local function plots(s, keys, log)
     local list = {}
-    for i, key in ipairs(sweep.there(s, keys)) do list[i] = load_plot(s, key, log) end
+    for i, key in ipairs(sweep.there(s, keys)) do
+        list[i] = load_plot(s, key, metric(key)[3], log, function(p, l) return s.cells[p][l][key] end)
+    end
     return report.plots(list)
 end
 
@@ -144,49 +147,64 @@ local function differences(s, keys)
     return table.concat(parts)
 end
 
---- Tenants at the highest load: TTFT and share of each under every policy.
-local function tenants(s)
-    local last, count = #s.setup.loads, {}
-    for p in ipairs(s.setup.policies) do
-        for seed = 1, s.setup.seeds do
-            local r = s.at(p, last, seed).value
-            for name, t in pairs(r and r.tenants or {}) do count[name] = (count[name] or 0) + t.requests end
-        end
+--- The tenants with the most requests, by name, and how many others there are; nil of fewer than two.
+local function tenants_of(s)
+    local count, names = {}, {}
+    for _, run in ipairs(s.runs) do
+        for name, t in pairs(run.value and run.value.tenants or {}) do count[name] = (count[name] or 0) + t.requests end
     end
-    local names = {}
     for name in pairs(count) do names[#names + 1] = name end
     if #names < 2 then return nil end
     table.sort(names, function(a, b)
         if count[a] ~= count[b] then return count[a] > count[b] end
         return a < b
     end)
-    local left_out = #names - MOST_TENANTS
+    local left_out = math.max(0, #names - MOST_TENANTS)
     for i = #names, MOST_TENANTS + 1, -1 do names[i] = nil end
     table.sort(names)
+    return names, left_out
+end
+
+--- A tenant's value over the seeds: of(its part of a result).
+local function tenant_cell(s, p, l, name, of)
+    local values = {}
+    for seed = 1, s.setup.seeds do
+        local r = s.at(p, l, seed).value
+        local t = r and r.tenants and r.tenants[name]
+        values[#values + 1] = t and of(t)
+    end
+    return statistics.interval(values)
+end
+
+local function ttft_p99(t) return t.ttft and t.ttft.p99 and t.ttft.p99 * 1e3 end
+local function share(t) return t.share and t.share * 100 end
+
+--- Tenants: TTFT against the load, and at the highest one with the share of each under every policy.
+local function tenants(s)
+    local names, left_out = tenants_of(s)
+    if not names then return nil end
+    local last, list = #s.setup.loads, {}
     local heads, rows = { "tenant" }, {}
     for _, policy in ipairs(s.setup.policies) do
         heads[#heads + 1] = policy.name .. ": TTFT p99, ms"
         heads[#heads + 1] = "share of work, %"
     end
     for i, name in ipairs(names) do
-        local row = { name == "" and "(none)" or name }
+        local label = name == "" and "(none)" or name
+        if #names <= PLOTTED_TENANTS then
+            list[i] = load_plot(s, "ttft_p99", ("%s: TTFT p99, ms"):format(label), true,
+                function(p, l) return tenant_cell(s, p, l, name, ttft_p99) end)
+        end
+        local row = { label }
         for p in ipairs(s.setup.policies) do
-            local ttft, share = {}, {}
-            for seed = 1, s.setup.seeds do
-                local r = s.at(p, last, seed).value
-                local t = r and r.tenants and r.tenants[name]
-                if t then
-                    ttft[#ttft + 1] = t.ttft and t.ttft.p99 and t.ttft.p99 * 1e3
-                    share[#share + 1] = t.share and t.share * 100
-                end
-            end
-            row[#row + 1] = sweep.show(statistics.interval(ttft), "ttft_p99")
-            row[#row + 1] = sweep.show(statistics.interval(share), "goodput")
+            row[#row + 1] = sweep.show(tenant_cell(s, p, last, name, ttft_p99), "ttft_p99")
+            row[#row + 1] = sweep.show(tenant_cell(s, p, last, name, share), "goodput")
         end
         rows[i] = row
     end
     local note = left_out > 0 and report.text(("%d tenants with fewer requests are left out."):format(left_out)) or ""
-    return report.table { caption = ("Load %g"):format(s.setup.loads[last]), heads = heads, rows = rows } .. note
+    return (#list > 0 and report.plots(list) or "")
+        .. report.table { caption = ("Load %g"):format(s.setup.loads[last]), heads = heads, rows = rows } .. note
 end
 
 --- KV and queue over time, of the first seed at the highest load.
@@ -258,13 +276,13 @@ function M.html(s, about)
         "e2e_p99" }, true))
     add("Service", plots(s, { "goodput", "goodput_per_s", "deadlines", "fairness", "tokens_per_s", "kv_mean", "kv_peak",
         "hit_rate" }))
+    add("Tenants", tenants(s))
     add("Tables", table.concat(tables))
     if #s.setup.policies > 1 and s.setup.seeds > 1 then
         add("Differences", report.text("Each seed's trace is the same for all policies, so the differences are taken "
             .. "seed by seed; better or worse where the interval does not hold zero."), differences(s, sweep.there(s,
             { "ttft_mean", "ttft_p99", "tpot_mean", "tpot_p99", "tokens_per_s", "goodput", "deadlines", "fairness" })))
     end
-    add("Tenants", tenants(s))
     add(("Time line, load %g, seed 1"):format(s.setup.loads[#s.setup.loads]), timeline(s))
     add("What was run", facts(s.setup), explain(s.setup), about.command and report.pre(about.command) or "")
     local first = s.setup.policies[1].name
