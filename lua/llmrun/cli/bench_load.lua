@@ -15,7 +15,7 @@ M.flags = {
     { "concurrency", arg = "LIST", help = "so many requests at once, e.g. 1,4,8,16,32: throughput, TTFT, TPOT" },
     { "load", arg = "KIND", choices = { "agents" },
       help = "agents: sessions of many turns with a long shared prefix, short replies, forks" },
-    { "replay", arg = "FILE", help = "requests as in a trace (Azure CSV, Mooncake JSON lines)" },
+    { "replay", arg = "FILE", help = "requests as in a trace file: see traces.lua" },
     { "prompt", arg = "N", type = "integer", help = "prompt tokens of a request (128); new tokens of a turn (32)" },
     { "shared", arg = "N", type = "integer", help = "leading tokens that all prompts share (64; agents 1024)" },
     { "output", arg = "N", type = "integer", help = "tokens to generate (64; agents 16)" },
