@@ -9,9 +9,9 @@
 --
 -- test-args: build/policy_lab.html
 -- test-expect: TTFT p99 at load 1, s +live +batch
--- test-expect: fcfs +%d+%.%d+ ± %d
--- test-expect: fair +%d+%.%d+ ± %d
--- test-expect: deadline +%d+%.%d+ ± %d
+-- test-expect: fcfs +%d+%.%d+ ± +%d
+-- test-expect: fair +%d+%.%d+ ± +%d
+-- test-expect: deadline +%d+%.%d+ ± +%d
 -- test-expect: live agents wait %d+%.%d times less under fair, %d+%.%d under deadline
 -- test-expect: written: build/policy_lab%.html
 
