@@ -31,8 +31,8 @@ for k, v in pairs(require("llmrun.model").engine_options) do load_options[k] = v
 ---   8 bits; "bf16": needs AMX; "f32": the exact reference path; "loose": GPUs, cuBLAS for many rows)
 ---   arch: name, file or function of the layer graph; allow_unused: load although it leaves tensors unused
 ---   ctx: longest sequence; kv = { memory = 0.9 | bytes, blocks = n | "auto", type = "f16", block_size = 16,
----     prefix_cache = true, spill = "folder", spill_bytes = n }; max_batch_tokens, max_seqs, chunk, preempt,
----     swap_bytes, max_pinned
+---     prefix_cache = true, spill = "folder", spill_bytes = n }; max_batch_tokens, max_seqs, chunk, prompt_rows,
+---     preempt, swap_bytes, max_pinned
 ---   policy: who runs when, see policy.lua
 ---   template: a chat template in place of the model's, Jinja text or a function
 ---@param name string

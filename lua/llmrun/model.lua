@@ -20,8 +20,8 @@ Model.__index = Model
 --- Options of the engine that llm.load and llm.scripted take beside their own.
 M.engine_options = {
     ctx = "integer", max_batch_tokens = "integer", max_seqs = "integer", max_waiting = "integer", chunk = "integer",
-    preempt = "string", swap_bytes = "integer", max_pinned = "integer", patience = "integer", kv = "table",
-    template = "string|function", policy = "table|function|string", speculate = spec.type,
+    prompt_rows = "integer", preempt = "string", swap_bytes = "integer", max_pinned = "integer", patience = "integer",
+    kv = "table", template = "string|function", policy = "table|function|string", speculate = spec.type,
 }
 local kv_options = {
     blocks = "integer|string|table", memory = "number", type = "string", value_type = "string",
@@ -47,8 +47,8 @@ local function engine_config(call, o, default_kv_type)
     end
     local c = {
         context = o.ctx, max_batch_tokens = o.max_batch_tokens, max_seqs = o.max_seqs, max_waiting = o.max_waiting,
-        chunk = o.chunk, preempt = o.preempt, swap_bytes = o.swap_bytes, max_pinned = o.max_pinned,
-        patience = o.patience, kv_blocks = blocks, kv_type = kv.type or default_kv_type,
+        chunk = o.chunk, prompt_rows = o.prompt_rows, preempt = o.preempt, swap_bytes = o.swap_bytes,
+        max_pinned = o.max_pinned, patience = o.patience, kv_blocks = blocks, kv_type = kv.type or default_kv_type,
         kv_value_type = kv.value_type, block_size = kv.block_size, prefix_cache = kv.prefix_cache,
         hash_bits = kv.hash_bits, spill = kv.spill, spill_bytes = kv.spill_bytes,
     }

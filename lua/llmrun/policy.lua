@@ -14,17 +14,19 @@
 ---                           own options say; false: none; how many tokens, a method, both, or the tokens
 ---
 --- step: waiting, running (lists in order of arrival; reused, so not to be kept), budget (rows left), slots (requests
---- that may still start), active (that run now), free_blocks, block_size, now; run(r [, n]) -> rows granted (0: it
---- starts, but leaves its rows to another one that computes the same prompt in this step), or nil and why not;
---- preempt(r [, how]) -> true, or nil and why not; fits(r): a waiting request would find room without
---- preempting; blocks(group); default(): the built-in rule takes the rest; sorted(list, key): a list by key(request),
---- least first; serve, last and displace: see policy/serve.lua.
+--- that may still start), active (that run now), free_blocks, block_size, now, prompt_rows (rows that the built-in rule
+--- takes of prompts in this step); run(r [, n]) -> rows granted (0: it starts, but leaves its rows to another one that
+--- computes the same prompt in this step), or nil and why not; preempt(r [, how]) -> true, or nil and why not; fits(r):
+--- a waiting request would find room without preempting; blocks(group); default(): the built-in rule takes the rest;
+--- sorted(list, key): a list by key(request), least first; serve, last and displace: see policy/serve.lua.
 ---
 --- request: id, kind, state, tenant, tag (the table or integer that the program gave it), priority, deadline,
 --- arrival, queue_time (seconds waited so far), prompt_tokens, cached_tokens, computed_tokens, generated_tokens,
---- max_tokens, pending (tokens to compute before the next one can be drawn), granted (rows in this step), blocks,
---- block_seconds, preempted (times), seq; cancel(); prefix(): tokens that the cache holds; head(n): a number that
---- prompts with the same first n tokens share. Any other field is the policy's own, and lives as long as the request.
+--- max_tokens, pending (tokens to compute before the next one can be drawn; of one that waits, less what the cache
+--- holds, as of the last fits or prompt_rows), granted (rows in this step), wants (rows that it may still have in it),
+--- writing (draws its next token, or takes up some that came without a choice), blocks, block_seconds, preempted
+--- (times), seq; cancel(); prefix(): tokens that the cache holds; head(n): a number that prompts with the same first n
+--- tokens share. Any other field is the policy's own, and lives as long as the request.
 ---
 --- leaf: tag (of the session that used it last), tokens (length of the prefix), hits, last_used, idle (seconds).
 ---

@@ -7,6 +7,8 @@
 #include <string.h>
 #include <time.h>
 
+enum { PROMPT_ROWS = 128 }; /* on CPUs reading the weights then is a twelfth of a step's time */
+
 lr_engine_config lr_engine_defaults(void)
 {
     return (lr_engine_config){.max_batch_tokens = 512,
@@ -22,6 +24,9 @@ lr_engine_config lr_engine_defaults(void)
                               .patience = 8};
 }
 
+/* Whether many rows of a step take little longer than few. */
+static bool has_device(const lr_model *m) { return m->tells || (m->ops->room && m->ops->room(m) > 0); }
+
 static int fill_config(lr_engine_config *c, const lr_model *m, lr_error *err)
 {
     lr_engine_config d = lr_engine_defaults();
@@ -30,6 +35,7 @@ static int fill_config(lr_engine_config *c, const lr_model *m, lr_error *err)
     if (c->max_waiting == 0) c->max_waiting = d.max_waiting;
     if (c->block_size == 0) c->block_size = d.block_size;
     if (c->chunk == 0 || c->chunk > c->max_batch_tokens) c->chunk = c->max_batch_tokens;
+    if (c->prompt_rows == 0) c->prompt_rows = has_device(m) ? c->max_batch_tokens : PROMPT_ROWS;
     if (c->context == 0 || c->context > m->n_ctx) c->context = m->n_ctx;
     if (c->patience == 0) c->patience = d.patience;
     if (c->swap_bytes == 0) c->swap_bytes = d.swap_bytes;
@@ -41,6 +47,7 @@ static int fill_config(lr_engine_config *c, const lr_model *m, lr_error *err)
                  {"max_seqs", c->max_seqs, 1, 4096},
                  {"max_waiting", c->max_waiting, 1, 1 << 24},
                  {"chunk", c->chunk, 1, 1 << 16},
+                 {"prompt_rows", c->prompt_rows, 1, 1 << 16},
                  {"block_size", c->block_size, 1, 256},
                  {"context", c->context, 1, 1 << 28},
                  {"patience", c->patience, 1, 1 << 20},

@@ -33,6 +33,7 @@ typedef struct lr_engine_config {
     int max_seqs;                /* requests running at once; 64 */
     int max_waiting;             /* requests queued at once; 65536 */
     int chunk;                   /* most prompt rows of one request in a step; max_batch_tokens */
+    int prompt_rows;             /* prompt rows that the built-in rule always takes (rule.c); 128, on a GPU all */
     int block_size;              /* token slots a KV block, 1..256; 16 */
     int kv_blocks[LR_KV_GROUPS]; /* 0 = by kv_bytes / kv_fraction */
     size_t kv_bytes;             /* for all groups together; 0 = by kv_fraction */

@@ -1,7 +1,7 @@
 /* engine_int.h - inside of src/engine: the structs, and the calls between its files.
  *
  * seq.c sequences and idle ones giving way; request.c submission, end, events; step.c the step and the batch; sched.c
- * what a hook may do to a step and the built-in rule; output.c what becomes of a row of logits; metrics.c, trace.c,
+ * what a hook may do to a step; rule.c the built-in rule; output.c what becomes of a row of logits; metrics.c, trace.c,
  * snapshot.c; speculate.c drafts.
  *
  * Lists. `waiting` and `running` are arrays in order of request id. During a step they keep their length: an entry
@@ -90,6 +90,7 @@ struct lr_step {
     const char *refusal;
     bool giving_way; /* inside a preempt hook */
     int spare;       /* rows left for tokens that came without a choice, besides one a request */
+    int prompt_rows; /* that the built-in rule takes of prompts; -1: not looked at yet */
 };
 
 struct lr_engine {
@@ -214,6 +215,10 @@ void lr_engine__deferred(lr_engine *);
 bool lr_request__in_backlog(const lr_request *);
 /* How many rows of such tokens a step should take up besides one a request. */
 int lr_engine__spare_rows(const lr_engine *);
+
+/* rule.c */
+/* What a waiting request has to compute, less what the prefix cache holds now. */
+void lr_request__look_up(lr_request *);
 
 /* sched.c */
 void lr_step__begin(lr_engine *);

@@ -4,9 +4,10 @@
  * decides. A hook cannot break anything: what can't be had (tokens past the budget, blocks that are not free, a request
  * that is not there any more) is refused. Hooks run inside a step: see engine.h for what they may call.
  *
- * The built-in rule: decodes first, in order of arrival; then prompts in order of arrival, each getting at most half of
- * what is left of the budget as long as others wait (so that a short prompt gets by a long one), and what remains in
- * the same order; new requests start while their whole prompt fits. When blocks run out the youngest request yields.
+ * The built-in rule (rule.c): decodes first, then prompts one after another in order of arrival, up to the step's
+ * prompt rows (lr_step_prompt_rows); the first that is longer than what is left of them gets half, so that short ones
+ * get by it, and what remains goes to those with the least to do. New requests start while there is memory for their
+ * whole prompt. When blocks run out the youngest request yields.
  */
 #ifndef LR_ENGINE_POLICY_H
 #define LR_ENGINE_POLICY_H
@@ -59,6 +60,16 @@ double lr_step_now(const lr_step *);
 int lr_step_n_active(const lr_step *); /* running now: the list, less those that left it, and those started */
 lr_engine *lr_step_engine(const lr_step *);
 
+/* Rows that the built-in rule takes of prompts in this step: an eighth of those of running and startable requests,
+ * within cfg.prompt_rows and the step's budget; all of it for a request that is alone. Looks up what the prefix cache
+ * holds.
+ */
+int lr_step_prompt_rows(lr_step *);
+/* Rows that a request may still have in this step: those pending and not granted, within cfg.chunk. */
+int lr_step_wants(const lr_request *);
+/* Whether a running request is about to draw its next token, rather than in the middle of a prompt. */
+bool lr_step_writes(const lr_request *);
+
 /* Why the last lr_step_run gave less than was asked; static text, NULL if it did not. */
 const char *lr_step_refusal(const lr_step *);
 /* Runs up to n pending tokens of a waiting or running request in this step (a decode is one token); n <= 0 = all that
@@ -73,7 +84,8 @@ int lr_step_granted(const lr_step *, const lr_request *);
 /* Sends a running request back to the waiting list and takes its blocks; its share of this step is void and it cannot
  * run again in this step. 0, or LR_ESTATE if it is not running. A swap that has no host memory recomputes. */
 int lr_step_preempt(lr_step *, lr_request *, lr_preempt_how how);
-/* True if a waiting request's whole prompt and one more block would fit now without preempting anyone. */
+/* True if a waiting request's whole prompt and one more block would fit now without preempting anyone. Brings its
+ * n_pending up to date with the prefix cache. */
 bool lr_step_fits(lr_step *, lr_request *);
 /* The built-in schedule and preempt rules, for policies that only adjust them. */
 int lr_step_default(lr_step *);

@@ -1,4 +1,4 @@
-/* sched.c - one step being put together: what may run, who gives way, and the built-in rule. See policy.h.
+/* sched.c - one step being put together: what may run, and who gives way. See policy.h; the built-in rule is rule.c.
  *
  * Everything that a hook asks for ends in lr_step_run or lr_step_preempt, which check it against the budget, the slots,
  * the logit rows and the block pool. Each running request has one logit row set apart; scoring requests may take more
@@ -41,7 +41,7 @@ int lr_step_granted(const lr_step *s, const lr_request *r) { return r->e == s->e
 
 void lr_step__begin(lr_engine *e)
 {
-    e->step = (lr_step){.e = e, .budget = e->cfg.max_batch_tokens, .n_running = e->running.n};
+    e->step = (lr_step){.e = e, .budget = e->cfg.max_batch_tokens, .n_running = e->running.n, .prompt_rows = -1};
     e->step.outs = e->max_out - e->running.n;
     for (int i = 0; i < e->running.n; i++) e->running.at[i]->granted = e->running.at[i]->n_out = 0;
     e->step.spare = lr_engine__spare_rows(e);
@@ -356,6 +356,7 @@ bool lr_step_fits(lr_step *s, lr_request *r)
     lr_seq *q = r->info.seq;
     int end = lr_request__end_pos(r), rows = end - q->kv.computed, held = 0;
     bool fits = true;
+    lr_request__look_up(r);
     if (rows > e->cfg.chunk) rows = e->cfg.chunk;
     lr_kv_space_peek(e->kv, q->kv.space, q->tokens, end, &held);
     lr_seq__wake(q); /* its own blocks are not to be parked */
@@ -366,45 +367,6 @@ bool lr_step_fits(lr_step *s, lr_request *r)
     }
     lr_seq__rest(q);
     return fits;
-}
-
-/* ---- the built-in rule ---- */
-
-static bool is_decode(const lr_request *r) { return r->info.n_pending <= 1; }
-
-/* Half of what is left, so that a short prompt gets by a long one. */
-static int share(const lr_step *s)
-{
-    int half = s->budget / 2;
-    return half > 64 ? half : 64;
-}
-
-int lr_step_default(lr_step *s)
-{
-    lr_engine *e = s->e;
-    for (int i = 0; i < e->running.n; i++) {
-        lr_request *r = lr_step_running(s, i);
-        if (r && is_decode(r) && r->granted == 0) lr_step_run(s, r, 1);
-    }
-    for (int i = 0; i < e->running.n && s->budget > 0; i++) {
-        lr_request *r = lr_step_running(s, i);
-        if (r && r->granted == 0) lr_step_run(s, r, share(s));
-    }
-    for (int i = 0; i < e->waiting.n && s->budget > 0 && lr_step_slots(s) > 0; i++) {
-        lr_request *r = lr_step_waiting(s, i);
-        if (!r || r->want_cancel) continue;
-        if (s->n_running > 0 && !lr_step_fits(s, r)) break;
-        if (lr_step_run(s, r, share(s)) == 0 && r->info.state != LR_REQ_RUNNING) break;
-    }
-    const req_list *lists[] = {&e->running, &e->started};
-    for (int l = 0; l < 2; l++) {
-        for (int i = 0; i < lists[l]->n && s->budget > 0; i++) {
-            lr_request *r = lists[l]->at[i];
-            if (r->info.state == LR_REQ_RUNNING && r->granted > 0 && r->granted < r->info.n_pending)
-                lr_step_run(s, r, 0);
-        }
-    }
-    return 0;
 }
 
 /* Test hooks that preempt: as if the pool had run out. */

@@ -180,6 +180,7 @@ static int engine_info(lua_State *L)
     set_int(L, "max_batch_tokens", c->max_batch_tokens);
     set_int(L, "max_seqs", c->max_seqs);
     set_int(L, "chunk", c->chunk);
+    set_int(L, "prompt_rows", c->prompt_rows);
     lua_pushstring(L, lr_dtype_name(c->kv_type));
     lua_setfield(L, -2, "kv_type");
     lua_pushstring(L, lr_dtype_name(c->kv_value_type));
@@ -361,6 +362,7 @@ static int read_config(lua_State *L)
     c.max_seqs = opt_size(L, 2, "max_seqs", c.max_seqs);
     c.max_waiting = opt_size(L, 2, "max_waiting", c.max_waiting);
     c.chunk = opt_size(L, 2, "chunk", c.chunk);
+    c.prompt_rows = opt_size(L, 2, "prompt_rows", c.prompt_rows);
     c.block_size = opt_size(L, 2, "block_size", c.block_size);
     c.context = opt_size(L, 2, "context", c.context);
     c.max_pinned = opt_size(L, 2, "max_pinned", c.max_pinned);

@@ -180,6 +180,8 @@ enum {
     F_GENERATED_TOKENS,
     F_MAX_TOKENS,
     F_PENDING,
+    F_WANTS,
+    F_WRITING,
     F_GRANTED,
     F_BLOCKS,
     F_BLOCK_SECONDS,
@@ -205,6 +207,8 @@ static const struct {
                   {"generated_tokens", F_GENERATED_TOKENS},
                   {"max_tokens", F_MAX_TOKENS},
                   {"pending", F_PENDING},
+                  {"wants", F_WANTS},
+                  {"writing", F_WRITING},
                   {"granted", F_GRANTED},
                   {"blocks", F_BLOCKS},
                   {"block_seconds", F_BLOCK_SECONDS},
@@ -230,6 +234,8 @@ static lua_Integer int_field(const lr_policy_req *q, const lr_req_info *in, int 
         return in->max_tokens;
     case F_PENDING:
         return in->n_pending;
+    case F_WANTS:
+        return lr_step_wants(q->r);
     case F_GRANTED:
         return granted(q);
     case F_BLOCKS:
@@ -266,6 +272,9 @@ static int push_field(lua_State *L, const lr_policy_req *q, int field)
         break;
     case F_QUEUE_TIME:
         lua_pushnumber(L, lr_request_queue_time(q->r));
+        break;
+    case F_WRITING:
+        lua_pushboolean(L, lr_step_writes(q->r));
         break;
     case F_BLOCK_SECONDS:
         lua_pushnumber(L, in->block_seconds);
@@ -393,14 +402,14 @@ static lr_lua_policy *check_step(lua_State *L, const char *what, bool schedule_o
     return p;
 }
 
-enum { S_RUNNING = 1, S_WAITING, S_BUDGET, S_SLOTS, S_ACTIVE, S_FREE_BLOCKS, S_BLOCK_SIZE, S_NOW };
+enum { S_RUNNING = 1, S_WAITING, S_BUDGET, S_PROMPT_ROWS, S_SLOTS, S_ACTIVE, S_FREE_BLOCKS, S_BLOCK_SIZE, S_NOW };
 
 static const struct {
     const char *name;
     int field;
-} step_fields[] = {{"running", S_RUNNING}, {"waiting", S_WAITING},      {"budget", S_BUDGET},
-                   {"slots", S_SLOTS},     {"active", S_ACTIVE},        {"free_blocks", S_FREE_BLOCKS},
-                   {"now", S_NOW},         {"block_size", S_BLOCK_SIZE}};
+} step_fields[] = {{"running", S_RUNNING}, {"waiting", S_WAITING},       {"budget", S_BUDGET},
+                   {"slots", S_SLOTS},     {"active", S_ACTIVE},         {"free_blocks", S_FREE_BLOCKS},
+                   {"now", S_NOW},         {"block_size", S_BLOCK_SIZE}, {"prompt_rows", S_PROMPT_ROWS}};
 
 /* Pushes the list of running or waiting requests, filled once a step. */
 static int push_list(lua_State *L, lr_lua_policy *p, bool running)
@@ -456,6 +465,9 @@ static int step_index(lua_State *L)
         return push_list(L, p, false);
     case S_BUDGET:
         lua_pushinteger(L, lr_step_budget(s));
+        break;
+    case S_PROMPT_ROWS:
+        lua_pushinteger(L, lr_step_prompt_rows(s));
         break;
     case S_SLOTS:
         lua_pushinteger(L, lr_step_slots(s));

@@ -150,7 +150,7 @@ describe("longest_prefix", function()
             check_results(l)
             local m = l.engine:metrics()
             assert.is_true(m.computed_tokens < 100 + 4 * (8 + 2 + 4), name .. " " .. m.computed_tokens)
-            assert.equal(name ~= "longest_prefix", m.prefix_joined > 0) -- there the others are not even started
+            assert.equal(0, m.prefix_joined) -- the others are not even started
         end
     end)
 
@@ -290,11 +290,12 @@ describe("fair", function()
         flood(l, "long", 8, 60, 4)
         flood(l, "short", 8, 5, 4)
         l.step()
+        l.step()
         local w = { long = 0, short = 0 }
         for i, r in ipairs(l.requests) do
             if r:info().t_start > 0 then w[l.tenants[i]] = w[l.tenants[i]] + 1 end
         end
-        assert.is_true(w.short >= 1)
+        assert.is_true(w.short >= 1 and w.long <= 2)
         l.finish()
         check_results(l)
     end)

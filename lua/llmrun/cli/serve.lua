@@ -84,7 +84,8 @@ local function load_options(o)
     return {
         speculate = next(drafts) and drafts or nil,
         threads = o.threads, ctx = o.max_model_len, compute = o.compute, device = o.device, max_seqs = o.max_num_seqs,
-        max_batch_tokens = max_batch, template = o.chat_template and common.read_file(o.chat_template) or nil,
+        max_batch_tokens = max_batch, prompt_rows = not chunked and max_batch or nil,
+        template = o.chat_template and common.read_file(o.chat_template) or nil,
         kv = { type = type, block_size = o.block_size, memory = o.kv_memory,
             prefix_cache = on_off(o, "prefix_caching") },
     }
