@@ -2,10 +2,11 @@
  *
  * The file: a header (struct head), n_tokens token ids, the held KV blocks group by group in table order, and a 64-bit
  * checksum of everything before it. All in the machine's byte order; a file from the other order has another magic.
- * It is written beside its place and renamed, so a reader sees the old file, the new one, or none.
+ * It is written whole or not at all (file/newfile.h): a reader sees the old file, the new one, or none.
  */
 #include "engine/engine_int.h"
 #include "base/mem.h"
+#include "file/newfile.h"
 #include "model/adapter.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -84,33 +85,12 @@ static int write_all(int fd, const char *p, size_t n)
 
 static int write_file(const char *path, const char *data, size_t n, lr_error *err)
 {
-    int rc = 0, fd;
-    size_t len = strlen(path);
-    char *tmp = lr_malloc(len + 8);
-    if (!tmp) return lr_fail(err, LR_ENOMEM, "no memory to save %s", path);
-    memcpy(tmp, path, len);
-    memcpy(tmp + len, ".XXXXXX", 8);
-    fd = mkstemp(tmp);
-    if (fd < 0) {
-        rc = lr_fail(err, LR_EIO, "%s: %s", tmp, strerror(errno));
-        lr_free(tmp);
-        return rc;
-    }
-    bool ok = write_all(fd, data, n) == 0 && fsync(fd) == 0;
-    int why = errno;
-    if (close(fd) != 0 && ok) {
-        ok = false;
-        why = errno;
-    }
-    if (ok && rename(tmp, path) != 0) {
-        ok = false;
-        why = errno;
-    }
-    if (!ok) {
-        unlink(tmp);
-        rc = lr_fail(err, LR_EIO, "%s: %s", path, strerror(why));
-    }
-    lr_free(tmp);
+    lr_newfile f;
+    int rc = lr_newfile_open(&f, path, 0600, err);
+    if (rc) return rc;
+    if (write_all(f.fd, data, n) == 0) return lr_newfile_finish(&f, err);
+    rc = lr_fail(err, LR_EIO, "%s: %s", path, strerror(errno));
+    lr_newfile_discard(&f);
     return rc;
 }
 

@@ -209,6 +209,13 @@ int lr_gguf_check_unchanged(const lr_gguf *g, lr_error *err)
     return 0;
 }
 
+int lr_gguf_check_intact(const lr_gguf *g, lr_error *err)
+{
+    for (int i = 0; i < g->n_parts; i++)
+        if (lr_mapfile_intact(&g->parts[i].map, err) != 0) return prefix_path(g->parts[i].path, err);
+    return 0;
+}
+
 /* ---- metadata ---- */
 
 size_t lr_gguf_n_kv(const lr_gguf *g) { return g->parts[0].n_kv; }

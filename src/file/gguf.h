@@ -97,6 +97,8 @@ int lr_gguf_version(const lr_gguf *g);
 uint64_t lr_gguf_file_bytes(const lr_gguf *g);
 /* LR_ESTATE if a file's size or modification time is no longer what it was when it was opened. */
 int lr_gguf_check_unchanged(const lr_gguf *g, lr_error *err);
+/* LR_EIO if a touch of the mapping has failed: see lr_mapfile_intact. */
+int lr_gguf_check_intact(const lr_gguf *g, lr_error *err);
 
 /* Metadata: of the first shard, in file order; keys are unique. find: NULL if there is none. */
 size_t lr_gguf_n_kv(const lr_gguf *g);

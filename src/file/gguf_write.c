@@ -7,15 +7,13 @@
 #include "file/gguf_write.h"
 #include "base/mem.h"
 #include "file/gguf_int.h"
+#include "file/newfile.h"
 #include <errno.h>
-#include <fcntl.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <string.h>
 #include <unistd.h>
 
-#define OUT_SIZE    ((size_t)256 << 10)
-#define TEMP_SUFFIX 48 /* room for what follows the path in the temporary name */
+#define OUT_SIZE ((size_t)256 << 10)
 
 typedef struct bytes {
     uint8_t *p;
@@ -29,9 +27,9 @@ typedef struct names {
 } names;
 
 struct lr_gguf_writer {
-    char *path, *temp;
-    int fd;         /* -1 once finished */
-    lr_error error; /* the first one; code 0 before */
+    char *path;
+    lr_newfile file; /* closed once finished */
+    lr_error error;  /* the first one; code 0 before */
     bytes meta, table;
     names keys, tensors;
     size_t *sizes; /* bytes of each tensor */
@@ -266,7 +264,7 @@ static int write_all(lr_gguf_writer *w, const void *data, size_t n, lr_error *er
 {
     const uint8_t *p = data;
     while (n > 0) {
-        ssize_t done = write(w->fd, p, n < (1u << 30) ? n : 1u << 30);
+        ssize_t done = write(w->file.fd, p, n < (1u << 30) ? n : 1u << 30);
         if (done < 0 && errno == EINTR) continue;
         if (done < 0) return fail_errno(w, err, "write");
         p += done;
@@ -345,64 +343,29 @@ int lr_gguf_writer_data(lr_gguf_writer *w, const void *data, size_t n, lr_error 
     return rc;
 }
 
-/* Makes the rename durable; a filesystem that cannot sync folders is no reason to fail. */
-static void sync_folder(const char *path)
-{
-    const char *slash = strrchr(path, '/');
-    char *dir = slash ? lr_memdup(path, slash == path ? 1 : (size_t)(slash - path)) : lr_strdup(".");
-    int fd = dir ? open(dir, O_RDONLY | O_DIRECTORY | O_CLOEXEC) : -1;
-    if (fd >= 0) {
-        (void)fsync(fd);
-        close(fd);
-    }
-    lr_free(dir);
-}
-
 int lr_gguf_writer_finish(lr_gguf_writer *w, lr_error *err)
 {
     if (already_failed(w, err) || begin(w, err) != 0) return err->code;
-    if (w->fd < 0) return lr_fail(err, LR_ESTATE, "finished already");
+    if (w->file.fd < 0) return lr_fail(err, LR_ESTATE, "finished already");
     if (w->current < w->tensors.n)
         return FAIL(w, err, LR_EINVAL, "tensor %.150s: %zu of %zu bytes were given", w->tensors.p[w->current], w->given,
                     w->sizes[w->current]);
     int rc = flush(w, err);
     if (rc != 0) return rc;
-    if (fsync(w->fd) != 0) return fail_errno(w, err, "sync");
-    int fd = w->fd;
-    w->fd = -1;
-    rc = close(fd) != 0 ? fail_errno(w, err, "close") : 0;
-    if (rc == 0 && rename(w->temp, w->path) != 0) rc = fail_errno(w, err, "rename to");
-    if (rc != 0) {
-        unlink(w->temp);
-        return rc;
-    }
-    sync_folder(w->path);
-    return 0;
-}
-
-/* Opens a file of a new name beside path; permissions as the umask says. */
-static int create_temp(lr_gguf_writer *w, lr_error *err)
-{
-    static atomic_uint counter;
-    size_t room = strlen(w->path) + TEMP_SUFFIX;
-    for (int tries = 0; tries < 100 && w->fd < 0; tries++) {
-        snprintf(w->temp, room, "%s.tmp-%ld-%u", w->path, (long)getpid(), atomic_fetch_add(&counter, 1));
-        w->fd = open(w->temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
-        if (w->fd < 0 && errno != EEXIST) break;
-    }
-    return w->fd < 0 ? fail_errno(w, err, "create a file beside it") : 0;
+    rc = lr_newfile_finish(&w->file, err);
+    return rc != 0 ? fail(w, err) : 0;
 }
 
 int lr_gguf_writer_new(lr_gguf_writer **out, const char *path, lr_error *err)
 {
     lr_gguf_writer *w = lr_calloc(1, sizeof *w);
     if (!w) return lr_fail(err, LR_ENOMEM, "no memory for a writer");
-    w->fd = -1;
+    w->file.fd = -1;
     w->alignment = LR_GGUF_ALIGNMENT;
     w->path = lr_strdup(path);
-    w->temp = lr_malloc(strlen(path) + TEMP_SUFFIX);
     w->out = lr_malloc(OUT_SIZE);
-    int rc = w->path && w->temp && w->out ? create_temp(w, err) : lr_fail(err, LR_ENOMEM, "no memory for a writer");
+    int rc = w->path && w->out ? lr_newfile_open(&w->file, path, 0666, err)
+                               : lr_fail(err, LR_ENOMEM, "no memory for a writer");
     if (rc == 0)
         *out = w;
     else
@@ -419,10 +382,7 @@ static void names_deinit(names *list)
 void lr_gguf_writer_free(lr_gguf_writer *w)
 {
     if (!w) return;
-    if (w->fd >= 0) {
-        close(w->fd);
-        unlink(w->temp);
-    }
+    lr_newfile_discard(&w->file);
     names_deinit(&w->keys);
     names_deinit(&w->tensors);
     lr_free(w->meta.p);
@@ -430,6 +390,5 @@ void lr_gguf_writer_free(lr_gguf_writer *w)
     lr_free(w->sizes);
     lr_free(w->out);
     lr_free(w->path);
-    lr_free(w->temp);
     lr_free(w);
 }

@@ -1,9 +1,15 @@
-/* mapfile.c - see mapfile.h */
+/* mapfile.c - see mapfile.h
+ *
+ * The maps stand in a table that the signal handler reads: base is set last and cleared first. What a handler may do:
+ * it reads atomics and maps zeros over the pages from the one at fault to the map's end, which is one system call.
+ */
 #define _GNU_SOURCE
 #include "file/mapfile.h"
 #include "base/mem.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -26,6 +32,71 @@ static int fail_errno(lr_error *err, const char *what, int e)
     /* the GNU strerror_r, which is thread-safe and may return a static string */
     return lr_fail(err, e == ENOENT ? LR_ENOTFOUND : LR_EIO, "%s: %s", what, strerror_r(e, text, sizeof text));
 }
+
+/* ---- maps that lose their file ---- */
+
+enum { MAX_MAPS = 512 };
+
+static struct {
+    atomic_uintptr_t base; /* 0 = free, 1 = being taken */
+    atomic_size_t size;
+    atomic_bool lost;
+} maps[MAX_MAPS];
+static atomic_bool any_lost;
+static struct sigaction before;
+
+static int add_map(const void *base, size_t size)
+{
+    for (int i = 0; i < MAX_MAPS; i++) {
+        uintptr_t none = 0;
+        if (!atomic_compare_exchange_strong(&maps[i].base, &none, 1)) continue;
+        atomic_store(&maps[i].lost, false);
+        atomic_store(&maps[i].size, size);
+        atomic_store(&maps[i].base, (uintptr_t)base);
+        return i;
+    }
+    return -1;
+}
+
+static void on_bus_error(int sig, siginfo_t *si, void *context)
+{
+    uintptr_t at = (uintptr_t)si->si_addr, page = at & ~(uintptr_t)(sysconf(_SC_PAGESIZE) - 1);
+    for (int i = 0; i < MAX_MAPS; i++) {
+        uintptr_t base = atomic_load(&maps[i].base);
+        size_t size = atomic_load(&maps[i].size);
+        if (base <= 1 || at < base || at - base >= size) continue;
+        int e = errno;
+        void *p = mmap((void *)page, size - (page - base), PROT_READ, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0);
+        errno = e;
+        if (p == MAP_FAILED) break;
+        atomic_store(&maps[i].lost, true);
+        atomic_store(&any_lost, true);
+        return;
+    }
+    if (before.sa_flags & SA_SIGINFO)
+        before.sa_sigaction(sig, si, context);
+    else if (before.sa_handler != SIG_DFL && before.sa_handler != SIG_IGN)
+        before.sa_handler(sig);
+    else
+        signal(sig, SIG_DFL); /* it comes again at once */
+}
+
+void lr_mapfile_catch(void)
+{
+    static atomic_bool done;
+    struct sigaction sa = {.sa_sigaction = on_bus_error, .sa_flags = SA_SIGINFO | SA_ONSTACK};
+    sigemptyset(&sa.sa_mask);
+    if (!atomic_exchange(&done, true)) (void)sigaction(SIGBUS, &sa, &before);
+}
+
+int lr_mapfile_intact(const lr_mapfile *m, lr_error *err)
+{
+    if (!atomic_load_explicit(&any_lost, memory_order_relaxed) || m->slot < 0 || !atomic_load(&maps[m->slot].lost))
+        return 0;
+    return lr_fail(err, LR_EIO, "can't be read any more: it was made shorter, or its disk failed");
+}
+
+/* ---- opening ---- */
 
 static const char *kind_of(mode_t mode)
 {
@@ -50,10 +121,11 @@ static int fill_copy(lr_mapfile *m, lr_error *err)
 
 int lr_mapfile_open(lr_mapfile *m, const char *path, bool copy, lr_error *err)
 {
-    *m = (lr_mapfile){.fd = -1};
+    *m = (lr_mapfile){.fd = -1, .slot = -1};
     int rc;
     struct stat st;
     lr_mapfile f = {
+        .slot = -1,
         .fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY)}; /* O_NONBLOCK: a pipe must not hang */
     if (f.fd < 0) return fail_errno(err, "cannot open", errno);
     if (fstat(f.fd, &st) != 0) {
@@ -76,7 +148,10 @@ int lr_mapfile_open(lr_mapfile *m, const char *path, bool copy, lr_error *err)
     } else {
         void *p = mmap(NULL, f.size, PROT_READ, MAP_PRIVATE, f.fd, 0);
         rc = p == MAP_FAILED ? fail_errno(err, "cannot map", errno) : 0;
-        if (rc == 0) f.base = p;
+        if (rc == 0) {
+            f.base = p;
+            f.slot = add_map(p, f.size);
+        }
     }
     if (rc != 0) goto fail;
     *m = f;
@@ -92,17 +167,19 @@ fail:
 void lr_mapfile_close(lr_mapfile *m)
 {
     if (!m->base) return;
+    if (m->slot >= 0) atomic_store(&maps[m->slot].base, 0);
     if (m->copied)
         lr_free_aligned((void *)m->base);
     else
         munmap((void *)m->base, m->size);
     close(m->fd);
-    *m = (lr_mapfile){.fd = -1};
+    *m = (lr_mapfile){.fd = -1, .slot = -1};
 }
 
 int lr_mapfile_unchanged(const lr_mapfile *m, lr_error *err)
 {
     struct stat st;
+    if (lr_mapfile_intact(m, err) != 0) return err->code;
     if (fstat(m->fd, &st) != 0) return fail_errno(err, "cannot stat", errno);
     if ((uint64_t)st.st_size != m->size)
         return lr_fail(err, LR_ESTATE, "has changed since it was opened: %zu bytes then, %lld now", m->size,

@@ -2,6 +2,10 @@
  *
  * What the readers of model files share: opening with clear refusals (directory, pipe, empty file), the bytes, hints
  * for the page cache, reads past the mapping, and the question whether the file was touched meanwhile.
+ *
+ * A mapped file that is made shorter, or whose disk fails, ends the process with SIGBUS at the next touch of what is
+ * gone, unless lr_mapfile_catch was called: then what is gone reads as zeros from there on, and the file counts as
+ * lost.
  */
 #ifndef LR_FILE_MAPFILE_H
 #define LR_FILE_MAPFILE_H
@@ -15,6 +19,7 @@ typedef struct lr_mapfile {
     size_t size;         /* >= 1 */
     int fd;
     bool copied;
+    int slot;                  /* among the maps that lr_mapfile_catch knows; -1 = none */
     int64_t mtime_s, mtime_ns; /* when opened */
 } lr_mapfile;
 
@@ -24,6 +29,11 @@ int lr_mapfile_open(lr_mapfile *m, const char *path, bool copy, lr_error *err);
 void lr_mapfile_close(lr_mapfile *m);
 /* LR_ESTATE if size or modification time differ from when it was opened. */
 int lr_mapfile_unchanged(const lr_mapfile *m, lr_error *err);
+/* For the process as a whole, once, before threads that touch maps: a signal handler for SIGBUS. Touches of anything
+ * else go to the handler that was there before. */
+void lr_mapfile_catch(void);
+/* LR_EIO if a touch of this map has failed so far. Any thread; costs a load while nothing is lost anywhere. */
+int lr_mapfile_intact(const lr_mapfile *m, lr_error *err);
 /* Reads n bytes at offset through the file descriptor. LR_EIO if they are not there. */
 int lr_mapfile_read(const lr_mapfile *m, uint64_t offset, void *dst, size_t n, lr_error *err);
 /* madvise(advice) on the pages of [at, at + n): all they touch, or with whole only those they fill. No-op on a copy. */

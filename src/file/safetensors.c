@@ -390,11 +390,20 @@ void lr_safetensors_free(lr_safetensors *s)
     lr_free(s);
 }
 
-int lr_safetensors_check_unchanged(const lr_safetensors *s, lr_error *err)
+static int prefix_path(const lr_safetensors *s, lr_error *err)
 {
     char show[240];
-    if (lr_mapfile_unchanged(&s->map, err) == 0) return 0;
     return lr_fail_prefix(err, "%s", lr_printable(show, sizeof show, s->path, strlen(s->path)));
+}
+
+int lr_safetensors_check_unchanged(const lr_safetensors *s, lr_error *err)
+{
+    return lr_mapfile_unchanged(&s->map, err) == 0 ? 0 : prefix_path(s, err);
+}
+
+int lr_safetensors_check_intact(const lr_safetensors *s, lr_error *err)
+{
+    return lr_mapfile_intact(&s->map, err) == 0 ? 0 : prefix_path(s, err);
 }
 
 uint64_t lr_safetensors_file_bytes(const lr_safetensors *s) { return s->map.size; }

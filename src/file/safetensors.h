@@ -42,6 +42,8 @@ int lr_safetensors_open(lr_safetensors **out, const char *path, bool copy, lr_er
 void lr_safetensors_free(lr_safetensors *s);
 /* LR_ESTATE if the file's size or modification time is no longer what it was. */
 int lr_safetensors_check_unchanged(const lr_safetensors *s, lr_error *err);
+/* LR_EIO if a touch of the mapping has failed: see lr_mapfile_intact. */
+int lr_safetensors_check_intact(const lr_safetensors *s, lr_error *err);
 
 uint64_t lr_safetensors_file_bytes(const lr_safetensors *s);
 /* The n bytes at data, of this file's, will not be read soon: their pages need not stay in memory. */

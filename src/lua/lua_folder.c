@@ -51,14 +51,16 @@ static int folder_open(lua_State *L)
 /* f:floats(name) -> the tensor's values as a text of float32; nil if there is none, or its type is no plain one */
 static int folder_floats(lua_State *L)
 {
-    const lr_safetensors_tensor *t = lr_folder_find(check_folder(L, 1), luaL_checkstring(L, 2));
+    lr_error err;
+    lr_folder *folder = check_folder(L, 1);
+    const lr_safetensors_tensor *t = lr_folder_find(folder, luaL_checkstring(L, 2));
     if (!t || t->type < 0 || lr_dtype_block(t->type) != 1) return 0;
     size_t n = t->size / (size_t)lr_dtype_bytes(t->type);
     luaL_Buffer b;
     float *f = (float *)(void *)luaL_buffinitsize(L, &b, n * sizeof *f);
     lr_dtype_to_f32(t->type, t->data, f, n);
     luaL_pushresultsize(&b, n * sizeof *f);
-    return 1;
+    return lr_folder_intact(folder, false, &err) ? lr_lua_raise(L, &err) : 1;
 }
 
 /* f:tensors() -> list of {name=, dtype=, shape={as in the file}, bytes=, file=} */

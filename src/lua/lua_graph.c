@@ -119,14 +119,16 @@ static int gguf_get(lua_State *L)
 /* g:floats(name) -> the tensor's values as a text of float32; nil if there is none, or its type is no plain one */
 static int gguf_floats(lua_State *L)
 {
-    const lr_gguf_tensor *t = lr_gguf_find_tensor(lr_lua_check_gguf(L, 1), luaL_checkstring(L, 2));
+    lr_error err;
+    lr_gguf *g = lr_lua_check_gguf(L, 1);
+    const lr_gguf_tensor *t = lr_gguf_find_tensor(g, luaL_checkstring(L, 2));
     if (!t || lr_dtype_block(t->type) != 1) return 0;
     size_t n = t->size / (size_t)lr_dtype_bytes(t->type);
     luaL_Buffer b;
     float *f = (float *)(void *)luaL_buffinitsize(L, &b, n * sizeof *f);
     lr_dtype_to_f32(t->type, t->data, f, n);
     luaL_pushresultsize(&b, n * sizeof *f);
-    return 1;
+    return lr_gguf_check_intact(g, &err) ? lr_lua_raise(L, &err) : 1;
 }
 
 /* g:keys() -> list of {key=, type=, count= (arrays)} in file order */

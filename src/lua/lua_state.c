@@ -4,10 +4,12 @@
  * among the embedded ones, then along package.path and package.cpath as in any Lua.
  */
 #include "lua/lua_state.h"
+#include "file/mapfile.h"
 #include "lua/lua_int.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <lualib.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -334,6 +336,8 @@ static int finish_output(int status)
 int lr_lua_main(int argc, char **argv)
 {
     hold_standard_fds();
+    lr_mapfile_catch();
+    signal(SIGXFSZ, SIG_IGN); /* a limit on the size of files is an error of the write */
     lua_State *L;
     lr_error err;
     int status = 1;

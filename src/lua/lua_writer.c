@@ -317,6 +317,7 @@ static int writer_encode(lua_State *L)
         rc = lr_gguf_writer_data(u->w, j.in, j.n * j.row_in, &err);
     else if (!rc)
         rc = encode(u, &j, name, &err);
+    if (!rc && src.intact) rc = src.intact(src.user, true, &err);
     if (t.data && src.used && (rc || j.last)) src.used(src.user, &t, true);
     if (src.free) src.free(src.user);
     return done(L, rc, &err);

@@ -600,6 +600,19 @@ static void source_used(void *user, const lr_tensor *t, bool gone)
         lr_safetensors_drop(w->parts[i].file, w->parts[i].w, w->parts[i].w_bytes);
 }
 
+int lr_folder_intact(const lr_folder *f, bool all, lr_error *err)
+{
+    int rc = 0;
+    for (size_t i = 0; i < f->n_files && !rc; i++)
+        rc = (all ? lr_safetensors_check_unchanged : lr_safetensors_check_intact)(f->files[i].s, err);
+    return rc;
+}
+
+static int source_intact(void *user, bool all, lr_error *err)
+{
+    return lr_folder_intact(((source *)user)->f, all, err);
+}
+
 static void source_free(void *user)
 {
     source *s = user;
@@ -620,6 +633,6 @@ int lr_folder_weights(lr_folder *f, bool exact, int threads, lr_weight_source *o
     s->f = f;
     s->exact = exact;
     s->threads = threads;
-    *out = (lr_weight_source){s, source_find, source_load, source_used, source_free};
+    *out = (lr_weight_source){s, source_find, source_load, source_used, source_intact, source_free};
     return 0;
 }

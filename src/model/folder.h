@@ -77,6 +77,9 @@ int lr_folder_add(lr_folder *, const char *name, const lr_part_spec *parts, size
 /* Shape of the last weight of that name (ne[0] = inputs), n_dims; 0 if there is none. */
 int lr_folder_shape(const lr_folder *, const char *name, int64_t ne[4]);
 
+/* LR_EIO if a file of it can't be read any more; all: or LR_ESTATE if one was written to since it was opened. */
+int lr_folder_intact(const lr_folder *, bool all, lr_error *err);
+
 /* The weights of f for a graph; f must outlive it and its model. exact: for LR_COMPUTE_F32.
  * threads: that make a large weight, 0 = all cores. */
 int lr_folder_weights(lr_folder *, bool exact, int threads, lr_weight_source *out, lr_error *err);

@@ -21,9 +21,15 @@ static void weight_used(void *user, const lr_tensor *t, bool gone)
     if (s && gone) lr_gguf_advise(user, s, LR_GGUF_DONTNEED);
 }
 
+static int weights_intact(void *user, bool all, lr_error *err)
+{
+    return all ? lr_gguf_check_unchanged(user, err) : lr_gguf_check_intact(user, err);
+}
+
 lr_weight_source lr_gguf_weights(const lr_gguf *g)
 {
-    return (lr_weight_source){.user = (void *)(uintptr_t)g, .find = find_weight, .used = weight_used};
+    return (lr_weight_source){
+        .user = (void *)(uintptr_t)g, .find = find_weight, .used = weight_used, .intact = weights_intact};
 }
 
 /* ---- vocabulary ---- */

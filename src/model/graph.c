@@ -708,7 +708,8 @@ static int model_start(lr_model *m, const lr_kv_spec *spec, int max_rows, int ma
 static int model_forward(lr_model *m, const lr_batch *b, lr_error *err)
 {
     lr_graph *g = (lr_graph *)m;
-    return g->be->ops->run(g->be, g->plan, g->kv, b, err);
+    int rc = g->be->ops->run(g->be, g->plan, g->kv, b, err);
+    return !rc && g->src.intact ? g->src.intact(g->src.user, false, err) : rc;
 }
 
 static void model_kv_copy(lr_model *m, int group, int dst, int src)
@@ -784,6 +785,7 @@ int lr_graph_finish(lr_graph *g, int logits, int hidden, const lr_graph_info *in
     lr_model *m = &g->base;
     m->n_embd = hidden >= 0 ? g->width[hidden] : 0;
     if (g->parted && (rc = lr_graph__take_share(g, err))) return rc;
+    if (g->src.intact && (rc = g->src.intact(g->src.user, true, err))) return rc;
     m->ops = &graph_ops;
     m->n_vocab = n_vocab;
     m->n_ctx = info->n_ctx;

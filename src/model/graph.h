@@ -20,12 +20,14 @@ typedef struct lr_graph lr_graph;
 
 /* Where weights come from. find: fills *t and returns true, or false if there is no such tensor; data stays NULL where
  * it has to be made first. load: makes those rows of it that t is. used: told once a weight has been prepared; gone:
- * the backend has a form of its own and no longer reads the data. free: called with the graph or model. */
+ * the backend has a form of its own and no longer reads the data. intact: whether what was read can be relied on; all:
+ * looks at the files too, whether they were written to. free: called with the graph or model. */
 typedef struct lr_weight_source {
     void *user;
     bool (*find)(void *user, const char *name, lr_tensor *t);
     int (*load)(void *user, lr_tensor *t, lr_error *err);    /* NULL = find always gives data */
     void (*used)(void *user, const lr_tensor *t, bool gone); /* NULL = nothing */
+    int (*intact)(void *user, bool all, lr_error *err);      /* NULL = always */
     void (*free)(void *user);                                /* NULL = nothing */
 } lr_weight_source;
 

@@ -122,7 +122,9 @@ static void test_what_does_not_fit(void **state)
     assert_int_equal(lr_seq_restore(e, "/nonexistent/file", NULL, &s, &err), LR_ENOTFOUND);
     assert_int_equal(lr_seq_restore(e, dir, NULL, &s, &err), LR_EIO);
     s = fx_seq(e, t, 3);
-    assert_int_equal(lr_seq_save(s, "/nonexistent/file", &err), LR_EIO);
+    assert_int_equal(lr_seq_save(s, "/nonexistent/file", &err), LR_ENOTFOUND);
+    assert_int_equal(lr_seq_save(s, "/dev/null", &err), LR_EINVAL);
+    assert_int_equal(lr_seq_save(s, dir, &err), LR_EINVAL);
     lr_engine_info info;
     lr_engine_get_info(e, &info);
     assert_int_equal(info.n_seqs, 1);

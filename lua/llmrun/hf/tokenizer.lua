@@ -189,9 +189,19 @@ local function columns(tok, size)
     return tokens, types, scores
 end
 
---- What core.vocab_new takes to make the vocabulary of a folder. o: read, read_json, size ({ vocab_size }), config,
---- generation. Raises errors.
-function M.spec(path, o)
+--- Calls fn(...). Where a value of the file is of another kind than the format says, what Lua or a binding raises is a
+--- text; it becomes an error like ours, without its place in our code.
+local function of_file(fn, ...)
+    local function done(ok, v, ...)
+        if ok then return v, ... end
+        if type(v) ~= "string" then error(v, 0) end
+        if v:find("not enough memory", 1, true) then error({ message = "not enough memory", code = "no_memory" }, 0) end
+        fail("tokenizer.json is not of the form that is known: %s", (v:gsub("^[^\n]-%.lua:%d+: ", "")))
+    end
+    return done(pcall(fn, ...))
+end
+
+local function spec_of(path, o)
     local t = o.read_json(path, "tokenizer.json")
     if not t then unsupported("the folder has no tokenizer.json, which is the form of tokenizers that is read") end
     local named = o.read_json(path, "tokenizer_config.json")
@@ -223,9 +233,13 @@ function M.spec(path, o)
     return spec
 end
 
+--- What core.vocab_new takes to make the vocabulary of a folder. o: read, read_json, size ({ vocab_size }), config,
+--- generation. Raises errors.
+function M.spec(path, o) return of_file(spec_of, path, o) end
+
 --- The vocabulary of a folder; o as above. Raises errors.
 function M.vocab(path, o)
-    local v, err, code = core.vocab_new(M.spec(path, o))
+    local v, err, code = of_file(core.vocab_new, M.spec(path, o))
     if not v then error({ message = "tokenizer.json: " .. err, code = code }, 0) end
     return v
 end
