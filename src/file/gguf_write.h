@@ -1,9 +1,9 @@
 /* gguf_write.h - writes GGUF version 3 files.
  *
  * In this order: new; put keys and declare tensors, freely mixed; data of each tensor, in the order declared, in pieces
- * of any size; finish. Everything goes to a file beside the target, which has no name where the file system can do that
- * (newfile.h); finish makes it durable and puts it in the target's place, so that at no time a half-written file has that
- * name. free before finish leaves nothing of it.
+ * of any size; finish. Everything goes to a file beside the target, which has no name where the file system can do
+ * that (newfile.h); finish makes it durable and puts it in the target's place, so that at no time a half-written file
+ * has that name. free before finish leaves nothing of it.
  *
  * After an error the writer stays failed: each later call returns the first error again.
  */

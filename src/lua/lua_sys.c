@@ -1,5 +1,6 @@
 /* lua_sys.c - the few things of the operating system that lua/llmrun needs and Lua lacks: clock, terminal, files. */
 #define _GNU_SOURCE /* sched_getaffinity */
+#include "base/mem.h"
 #include "lua/lua_int.h"
 #include <dirent.h>
 #include <errno.h>
@@ -113,6 +114,13 @@ static int sys_char_width(lua_State *L)
     return 1;
 }
 
+/* fail_alloc(n): the n-th allocation from now, of all that C code makes, fails; 0: none does. For tests. */
+static int sys_fail_alloc(lua_State *L)
+{
+    lr_mem_fail_at(luaL_checkinteger(L, 1));
+    return 0;
+}
+
 /* memory() -> bytes resident now, and at most so far */
 static int sys_memory(lua_State *L)
 {
@@ -216,6 +224,7 @@ void lr_lua_open_sys(lua_State *L)
         {"read", sys_read},
         {"char_width", sys_char_width},
         {"memory", sys_memory},
+        {"fail_alloc", sys_fail_alloc},
         {"cpus", sys_cpus},
         {"stat", sys_stat},
         {"list", sys_list},
