@@ -140,12 +140,14 @@ static uint32_t atom_of(const rdfa *a, uint32_t c)
 
 /* ---- fewer states (Moore's algorithm) ---- */
 
-#define MINIMIZE_MAX 6000
+#define MINIMIZE_WORK                                                                                                  \
+    8000000 /* table entries that are looked at: long chains take as many rounds as they have states */
 
 /* Renumbers so that states that no text tells apart are one; 0 stays the dead one. */
 static bool minimize(rdfa *a)
 {
-    if (a->n > MINIMIZE_MAX || a->n < 3) return true;
+    if (a->n < 3) return true;
+    uint64_t work = 0;
     uint32_t *cls = lr_calloc(a->n, sizeof *cls), *key = lr_reallocarray(NULL, a->n_atom + 1, sizeof *key), n_cls = 1;
     uint32_t *next = lr_calloc(a->n, sizeof *next);
     bool ok = cls && key && next;
@@ -155,6 +157,8 @@ static bool minimize(rdfa *a)
     }
     for (bool again = true; ok && again;) {
         keys k = {0};
+        work += (uint64_t)a->n * (a->n_atom + 1);
+        if (work > MINIMIZE_WORK) ok = false;
         for (uint32_t q = 0; q < a->n && ok; q++) {
             key[0] = cls[q];
             for (uint32_t c = 0; c < a->n_atom; c++) key[c + 1] = cls[a->trans[(size_t)q * a->n_atom + c]];

@@ -201,7 +201,7 @@ local function scripted()
     local pieces = { "one", " two", " three", " four", " five", " six", '{"a":', " 1", "}" }
     return S.teller(pieces, { ctx = 1024, max_seqs = 16, kv = { blocks = 192 } }, function(tokens, n, m)
         local h = 7
-        for i = math.max(1, #tokens - n - 20), #tokens - n do h = (h * 31 + tokens[i]) % 1000003 end
+        for i = math.max(1, #tokens - n - 20), #tokens - n do h = (h * 31 + (tokens[i] or 0)) % 1000003 end
         return { [(h + n * 5) % #pieces] = 6, [m.info.eos] = 1, default = 0 }
     end)
 end
