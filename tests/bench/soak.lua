@@ -2,10 +2,10 @@
 ---
 ---   llmrun tests/bench/soak.lua SECONDS [MODEL [CLIENTS [SEED]]]      MODEL: "scripted" (default), or one of llm.load
 ---
---- Clients stream chats, whose text must be what it was before the faults began, and do what real ones do: hang up, read
---- slowly, send nonsense (the fuzz corpus of requests, bytes that are no HTTP), ask for schemas, programs, samplers that
---- fail, loop or hoard. Meanwhile policies are swapped, some of which fail or loop, and allocations fail. Prints a report
---- and fails if an answer was wrong, if the server had no answer where it must have one, or if something is left.
+--- Clients stream chats, whose text must be what it was before the faults began, and do what real ones do: hang up,
+--- read slowly, send nonsense (the fuzz corpus of requests, bytes that are no HTTP), ask for schemas, programs,
+--- samplers that fail, loop or hoard. Meanwhile policies are swapped, some of which fail or loop, and allocations fail.
+--- Prints a report, and fails if an answer was wrong or if something is left.
 --- tests/spec/soak_spec.lua runs it for some seconds.
 
 local core = require "llmrun.core"
@@ -71,8 +71,9 @@ end
 
 local SCRIPTS = {
     "error('no')", "while true do end", "local t = {} while true do t[#t + 1] = ('x'):rep(10000) end",
-    "return (function() return pcall(string.rep, 'x', 1 << 40) end)()", "local s = llm.model:session() s:append 'a' return",
-    "while true do pcall(function() while true do end end) end", "print(('x'):rep(1000000))", "return ('a'):rep(30):find(('a?'):rep(30) .. 'b')",
+    "return (function() return pcall(string.rep, 'x', 1 << 40) end)()",
+    "local s = llm.model:session() s:append 'a' return", "while true do pcall(function() while true do end end) end",
+    "print(('x'):rep(1000000))", "return ('a'):rep(30):find(('a?'):rep(30) .. 'b')",
 }
 local SAMPLERS = {
     "return function(logits) error 'no' end", "return function(logits) while true do end end", "return 5",
@@ -208,8 +209,8 @@ end
 
 local function count(t, k) t[k] = (t[k] or 0) + 1 end
 
---- o: seconds, model, clients, seed, allocations (let some fail). Returns what happened: answers, did, wrong, left (what
---- is left behind, texts), memory (bytes more at the end), seconds.
+--- o: seconds, model, clients, seed, allocations (let some fail), log. Returns what happened: answers, did, wrong,
+--- left (what is left behind, texts), memory (bytes more at the end), seconds.
 function M.run(o)
     local seed = o.seed or 1
     local function random(n)
@@ -218,11 +219,12 @@ function M.run(o)
     end
     local model = (o.model or "scripted") == "scripted" and scripted() or llm.load(o.model, { ctx = 2048 })
     local run = {
-        model = model, random = random, corpus = corpus(), want = {}, wrong = {}, answers = {}, did = {}, tokens = 12,
-        allocations = o.allocations, log = {},
+        model = model, random = random, corpus = corpus(), want = {}, wrong = {}, answers = {}, did = {},
+        tokens = 12, allocations = o.allocations,
         server = S.start {
             models = { model }, scripts = { seconds = 0.1, timeout = 2, memory = 8 << 20, at_once = 8 },
-            openai = { limits = { n = 8, best_of = 8 } }, log = function(text) count(o.log or {}, text:sub(1, 400)) end,
+            openai = { limits = { n = 8, best_of = 8 } },
+            log = function(text) count(o.log or {}, text:sub(1, 400)) end,
         },
     }
     for i = 1, 4 do run.want[i] = stream(run.server, body(i, run.tokens)) end

@@ -622,7 +622,7 @@ static void test_large_metadata(void **state)
     t = seconds() - t;
     assert_true(lr_gguf_file_bytes(g) > 50000000);
     assert_true(lr_mem_allocs() - before < 30);
-    assert_true(t < 1);
+    assert_true(t < 10);
     const lr_gguf_array *a;
     OK(lr_gguf_get_array(g, "tokens", LR_KV_STR, &a, &err));
     for (size_t i = 0; i < n; i += 9973) assert_true(lr_str_eq(((const lr_str *)a->data)[i], s[i]));
