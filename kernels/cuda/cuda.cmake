@@ -72,7 +72,6 @@ if(LLMRUN_NVCC AND LLMRUN_CUDA_CU AND NOT LLMRUN_CUDA STREQUAL "OFF" AND NOT LLM
   target_link_libraries(llmrun_cuda PRIVATE ${LLMRUN_CUDART} rt stdc++)
   # where cuBLAS is looked for beside the system's folders
   set_target_properties(llmrun_cuda PROPERTIES BUILD_RPATH ${LLMRUN_CUDA_ROOT}/lib64 INSTALL_RPATH ${LLMRUN_CUDA_ROOT}/lib64)
-  install(TARGETS llmrun_cuda LIBRARY DESTINATION lib/llmrun)
 endif()
 
 # ---- emulated ----

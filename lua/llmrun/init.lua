@@ -3,6 +3,7 @@
 local best = require "llmrun.best"
 local branch = require "llmrun.branch"
 local errors = require "llmrun.errors"
+local loop = require "llmrun.loop"
 local options = require "llmrun.options"
 
 ---@class llmrun
@@ -19,6 +20,25 @@ local llm = {
     timeout = branch.timeout,
     Error = errors.Error,
 }
+
+--- Runs fn(...) as a program, where nothing else does: in a Lua that is not llmrun's, by `require "llmrun"` of the
+--- module llmrun.so. Calls that wait for a model must be inside. Returns what fn returns; raises its error, or
+--- "interrupted" after Ctrl-C. In a program of llmrun's, or inside another run, it just calls fn.
+---@param fn function
+---@return any ...
+function llm.run(fn, ...)
+    if type(fn) ~= "function" then error("llm.run: function expected, got " .. type(fn), 2) end
+    if loop.current() then return fn(...) end
+    local core = require "llmrun.core"
+    local restore = require("llmrun.yieldable").install()
+    core.catch_interrupts "stop"
+    local results = table.pack(loop.run(fn, ...))
+    core.catch_interrupts "before"
+    restore()
+    if results[1] == "done" then return table.unpack(results, 2, results.n) end
+    if results[1] == "interrupted" then error("interrupted", 0) end
+    error(type(results[3]) == "table" and results[3] or results[2], 0)
+end
 
 local load_options = {
     device = "string", threads = "integer", isa = "string", compute = "string", arch = "string|function",

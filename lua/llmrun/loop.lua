@@ -172,9 +172,9 @@ end
 
 --- Raises an error if the running code can't wait here. For calls that do something before they wait.
 function M.check_can_wait(what)
-    local obstacle = core.obstacle()
+    local obstacle = current and core.obstacle()
     if obstacle then cant_wait(what, obstacle) end
-    if not current then M.misuse(what .. ": can't wait for the engine outside of a program") end
+    if not current then M.misuse(what .. ": can't wait for the engine outside of a program (llm.run makes one)") end
 end
 
 -- A wait that could not be: nothing stays registered, and the error is raised where the call stands.
@@ -406,7 +406,7 @@ local function turn(main)
 end
 
 --- Runs fn(...) as the main task until it ends; branches that are still alive then are cancelled.
---- Returns "done" and the results, "failed" and the traceback, or "interrupted" (and the traceback, if code was
+--- Returns "done" and the results, "failed", the traceback and the error, or "interrupted" (and the traceback, if code was
 --- running).
 function M.run(fn, ...)
     local main = M.spawn(fn, ...)
@@ -434,7 +434,7 @@ function M.run(fn, ...)
         if main.state == "done" then main.state, main.trace = "failed", nil end
     end
     if main.state == "done" then return "done", table.unpack(main.results, 1, main.results.n) end
-    return "failed", main.trace or ""
+    return "failed", main.trace or "", main.error
 end
 
 return M

@@ -46,11 +46,16 @@ local function require_(name)
     return loaded[name], extra
 end
 
---- Replaces the global functions.
+--- Replaces the global functions. Returns a function that puts the former ones back.
 function M.install()
+    local resume, wrap, plain = coroutine.resume, coroutine.wrap, require
     coroutine.resume = core.resume -- luacheck: ignore 122
     coroutine.wrap = core.wrap -- luacheck: ignore 122
     require = require_ -- luacheck: ignore 121
+    return function()
+        coroutine.resume, coroutine.wrap = resume, wrap -- luacheck: ignore 122
+        require = plain -- luacheck: ignore 121
+    end
 end
 
 return M

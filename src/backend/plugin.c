@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "backend/plugin.h"
+#include "base/place.h"
 #include <dlfcn.h>
 #include <pthread.h>
 #include <stdio.h>
@@ -16,15 +17,6 @@
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static const lr_plugin *opened;
-
-/* The folder of the program, without the last slash; "" if unknown. */
-static void program_folder(char *buf, size_t cap)
-{
-    ssize_t n = readlink("/proc/self/exe", buf, cap - 1);
-    buf[n > 0 ? n : 0] = 0;
-    char *slash = strrchr(buf, '/');
-    *(slash ? slash : buf) = 0;
-}
 
 static int check(void *so, const char *path, lr_error *err)
 {
@@ -59,17 +51,17 @@ static int try(const char *path, lr_error *err)
 
 static int open_plugin(lr_error *err)
 {
-    static const char *const places[] = {"%s/" FILE_NAME, "%s/../lib/llmrun/" FILE_NAME};
     const char *env = getenv("LLMRUN_CUDA_PLUGIN");
-    char folder[2048], path[2200];
+    char folder[2200], path[2300];
     if (env && *env) return try(env, err) ? lr_fail_prefix(err, "LLMRUN_CUDA_PLUGIN") : 0;
-    program_folder(folder, sizeof folder);
-    for (size_t i = 0; i < sizeof places / sizeof *places && folder[0]; i++) {
-        snprintf(path, sizeof path, i ? places[1] : places[0], folder);
+    for (int i = 0; lr_place_folder(i, folder, sizeof folder); i++) {
+        if (!folder[0]) continue;
+        snprintf(path, sizeof path, "%s/" FILE_NAME, folder);
         int rc = try(path, err);
         if (rc != LR_ENOTFOUND) return rc;
     }
     if (try(FILE_NAME, err) != LR_ENOTFOUND) return err->code;
+    lr_place_folder(0, folder, sizeof folder);
     return lr_fail(err, LR_ENOTFOUND,
                    "this needs the CUDA plugin: there is no " FILE_NAME
                    " in %s, in ../lib/llmrun, or where the dynamic "

@@ -1,11 +1,12 @@
 /* dist.c - see dist.h: the world of a run, its carrier, its end.
  *
- * The carrier is a shared object, found at $LLMRUN_MPI_PLUGIN, beside the program, in ../lib/llmrun of its folder, or
- * where the dynamic linker looks. A run is a property of the process, so its state is too.
+ * The carrier is a shared object, found at $LLMRUN_MPI_PLUGIN, where base/place.h says, or
+ * (base/place.h), or where the dynamic linker looks. A run is a property of the process, so its state is too.
  */
 #define _GNU_SOURCE
 #include "dist/dist.h"
 #include "base/mem.h"
+#include "base/place.h"
 #include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -60,20 +61,17 @@ static int try(const char *path, lr_error *err)
 
 static int find_carrier(lr_error *err)
 {
-    static const char *const places[] = {"", "/../lib/llmrun"};
     const char *env = getenv("LLMRUN_MPI_PLUGIN");
-    char folder[2048], path[2200];
+    char folder[2200], path[2300];
     if (env && *env) return try(env, err);
-    ssize_t n = readlink("/proc/self/exe", folder, sizeof folder - 1);
-    folder[n > 0 ? n : 0] = 0;
-    char *slash = strrchr(folder, '/');
-    if (slash) *slash = 0;
-    for (size_t i = 0; slash && i < sizeof places / sizeof *places; i++) {
-        snprintf(path, sizeof path, "%s%s/%s", folder, places[i], FILE_NAME);
+    for (int i = 0; lr_place_folder(i, folder, sizeof folder); i++) {
+        if (!folder[0]) continue;
+        snprintf(path, sizeof path, "%s/%s", folder, FILE_NAME);
         int rc = try(path, err);
         if (rc != LR_ENOTFOUND) return rc;
     }
     if (try(FILE_NAME, err) != LR_ENOTFOUND) return err->code;
+    lr_place_folder(0, folder, sizeof folder);
     return lr_fail(err, LR_ENOTFOUND,
                    "several processes need the MPI carrier: there is no %s in %s, in ../lib/llmrun, or where the "
                    "dynamic linker looks (it is built where Open MPI's headers are; LLMRUN_MPI_PLUGIN names another "

@@ -400,16 +400,23 @@ lua_State *lr_lua_set_running(lua_State *L)
 bool lr_lua_interrupted(void) { return interrupted != 0; }
 
 /* catch_interrupts(mode): "stop" raises an error in the Lua code that runs and sets the flag, "flag" sets the flag
- * only, "default" leaves the signal to the system. */
+ * only, "default" leaves the signal to the system, "before" to whoever had it before the first call of this. */
 static int core_catch_interrupts(lua_State *L)
 {
-    static const char *const modes[] = {"stop", "flag", "default", NULL};
+    static const char *const modes[] = {"stop", "flag", "default", "before", NULL};
+    static struct sigaction before;
+    static bool have_before;
     int mode = luaL_checkoption(L, 1, NULL, modes);
     hook_on_interrupt = mode == 0;
     if (mode == 2) {
         signal(SIGINT, SIG_DFL);
         return 0;
+    } else if (mode == 3) {
+        if (have_before) sigaction(SIGINT, &before, NULL);
+        have_before = false;
+        return 0;
     }
+    if (!have_before) have_before = sigaction(SIGINT, NULL, &before) == 0;
     struct sigaction sa;
     memset(&sa, 0, sizeof sa);
     sa.sa_handler = on_sigint; /* without SA_RESTART: a blocking read ends with EINTR */

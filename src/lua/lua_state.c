@@ -23,6 +23,7 @@ extern const struct lr_lua_module {
 } lr_lua_modules[];
 
 int luaopen_cjson(lua_State *L);
+int luaopen_cjson_safe(lua_State *L);
 int luaopen_lpeg(lua_State *L);
 
 static void (*const openers[])(lua_State *) = {
@@ -262,6 +263,8 @@ static void open_modules(lua_State *L)
     luaL_getsubtable(L, LUA_REGISTRYINDEX, LUA_PRELOAD_TABLE);
     lua_pushcfunction(L, luaopen_cjson);
     lua_setfield(L, -2, "cjson");
+    lua_pushcfunction(L, luaopen_cjson_safe);
+    lua_setfield(L, -2, "cjson.safe");
     lua_pushcfunction(L, luaopen_lpeg);
     lua_setfield(L, -2, "lpeg");
     lua_pop(L, 1);
@@ -273,6 +276,17 @@ static int open_core(lua_State *L)
     for (size_t i = 0; i < sizeof openers / sizeof *openers; i++) openers[i](L);
     lua_pushcfunction(L, core_module_text);
     lua_setfield(L, -2, "module_text");
+    return 1;
+}
+
+int lr_lua_open_module(lua_State *L)
+{
+    luaL_checkversion(L);
+    open_modules(L);
+    luaL_requiref(L, "llmrun.core", open_core, 0);
+    lua_getglobal(L, "require");
+    lua_pushliteral(L, "llmrun"); /* the embedded one: its searcher now comes before the one that led here */
+    lua_call(L, 1, 1);
     return 1;
 }
 

@@ -39,7 +39,8 @@ function M.load_options(o)
     }
 end
 
-local function all_flags(cmd)
+--- All flags of a command: its own, those of models if it takes one, --help.
+function M.flags_of(cmd)
     local list = {}
     for _, f in ipairs(cmd.flags or {}) do list[#list + 1] = f end
     if cmd.model then
@@ -81,7 +82,7 @@ end
 
 --- argv -> { name = value, ..., args = {...} }, or nil and a text.
 function M.parse(cmd, _, argv)
-    local flags, by_long, by_short = all_flags(cmd), {}, {}
+    local flags, by_long, by_short = M.flags_of(cmd), {}, {}
     local out = { args = {} }
     for _, f in ipairs(flags) do
         by_long[f[1]] = f
@@ -154,7 +155,7 @@ function M.help(cmd, name)
     local out = { ("usage: llmrun %s %s\n\n%s\n"):format(name, cmd.usage or "[FLAGS...]", cmd.summary) }
     if cmd.help then out[#out + 1] = "\n" .. cmd.help .. "\n" end
     out[#out + 1] = "\nflags:\n"
-    for _, f in ipairs(all_flags(cmd)) do
+    for _, f in ipairs(M.flags_of(cmd)) do
         local left = (f.short and "-" .. f.short .. ", " or "    ") .. "--" .. f[1] .. (f.arg and " " .. f.arg or "")
         local text = f.help or ""
         if f.choices then text = text .. " (" .. table.concat(f.choices, ", ") .. ")" end
@@ -165,6 +166,13 @@ function M.help(cmd, name)
         out[#out + 1] = "\nexamples:\n" .. cmd.examples:gsub("^%s*", "  "):gsub("\n%s*", "\n  ") .. "\n"
     end
     return table.concat(out)
+end
+
+--- A text of several lines with its common indent taken off.
+function M.lines(text)
+    local list = {}
+    for line in text:gsub("^%s*\n", ""):gsub("%s+$", ""):gmatch("[^\n]*") do list[#list + 1] = line:gsub("^%s+", "") end
+    return list
 end
 
 local quit = {} -- error value of M.fail

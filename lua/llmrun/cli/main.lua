@@ -8,8 +8,6 @@ local loop = require "llmrun.loop"
 
 local M = {}
 
-M.version = "0.1.0"
-
 M.commands = require "llmrun.cli.commands"
 
 local function usage()
@@ -111,7 +109,7 @@ function M.main(argv)
         io.stdout:write(usage())
         return 0
     elseif name == "--version" or name == "-V" then
-        print("llmrun " .. M.version)
+        print("llmrun " .. require("llmrun").version)
         return 0
     end
     for _, c in ipairs(M.commands) do

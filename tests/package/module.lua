@@ -1,0 +1,3 @@
+-- The same by a Lua that is not llmrun's.
+local llm = require "llmrun"
+llm.run(dofile, "/tmp/hello.lua")
