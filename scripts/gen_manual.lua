@@ -1,5 +1,5 @@
--- The manual page and the shells' completions, out of the tables that --help is made of (lua/llmrun/cli). The build runs
--- it with the program it has just linked:
+-- The manual page and the shells' completions, out of the tables that --help is made of (lua/llmrun/cli). The build
+-- runs it with the program it has just linked:
 --
 --   llmrun scripts/gen_manual.lua man|bash|zsh|fish OUT
 local args = require "llmrun.cli.args"
@@ -17,7 +17,7 @@ local first_flags = { "--tp", "--pp", "--micro-rows", "--help", "--version" }
 local environment = {
     { "LLMRUN_MODELS", "Where models are looked for by name, and fetched to (~/.cache/llmrun)." },
     { "LLMRUN_DEVICE", "The device that \"auto\" stands for: cpu, cuda:0 and so on." },
-    { "LLMRUN_ISA", "Kernels of one instruction set instead of the best the processor has: scalar, avx2, avx512, amx." },
+    { "LLMRUN_ISA", "Kernels of one instruction set, not the best the processor has: scalar, avx2, avx512, amx." },
     { "LLMRUN_API_KEY", "Key of the server's API, for serve and for bench --url." },
     { "LLMRUN_LUA", "A folder from which the Lua library is taken instead of the one inside the program." },
     { "LLMRUN_CUDA_PLUGIN", "File of the CUDA plugin, instead of the one that was installed." },
@@ -26,7 +26,9 @@ local environment = {
 
 -- ---- roff ----
 
-local escapes = { ["\\"] = "\\e", ["-"] = "\\-", ["'"] = "\\(aq", ["`"] = "\\(ga", ["^"] = "\\(ha", ["~"] = "\\(ti" }
+local escapes = {
+    ["\\"] = "\\e", ["-"] = "\\-", ["'"] = "\\(aq", ["`"] = "\\(ga", ["^"] = "\\(ha", ["~"] = "\\(ti",
+}
 local function roff(text)
     text = text:gsub("[\\%-'`^~]", escapes):gsub("^%.", "\\&."):gsub("\n%.", "\n\\&.")
     return text
@@ -67,14 +69,17 @@ local function manual()
     add('.\\" made by scripts/gen_manual.lua from the program\'s own help\n.TH LLMRUN 1 "" "llmrun ' .. version ..
         '" "User Commands"')
     add '.SH NAME\nllmrun \\- LLM inference whose decisions are Lua programs'
-    add('.SH SYNOPSIS\n.B llmrun\n.I FILE.lua\n.RI [ ARGS ...]\n.br\n.B llmrun\n.I COMMAND\n.RI [ FLAGS ...]\n.br\n' ..
-        '.B mpirun \\-n\n.I N\n.B llmrun\n[\\fB\\-\\-tp\\fR \\fIN\\fR] [\\fB\\-\\-pp\\fR \\fIN\\fR]\n.I FILE.lua\n|\n.I COMMAND ...')
+    add '.SH SYNOPSIS\n.B llmrun\n.I FILE.lua\n.RI [ ARGS ...]\n.br\n.B llmrun\n.I COMMAND\n.RI [ FLAGS ...]\n.br'
+    add '.B mpirun \\-n\n.I N\n.B llmrun\n[\\fB\\-\\-tp\\fR \\fIN\\fR] [\\fB\\-\\-pp\\fR \\fIN\\fR]'
+    add '.I FILE.lua\n|\n.I COMMAND ...'
     add(".SH DESCRIPTION\n" .. roff("Runs a Lua program that uses language models, or one of the commands below. " ..
-        "A program loads a model with require(\"llmrun\").load and holds conversations with it; the engine batches all " ..
-        "that runs side by side. The Lua library is described in the folder of the documentation, " ..
+        "A program loads a model with require(\"llmrun\").load and holds conversations with it; the engine batches " ..
+        "all that runs side by side. The Lua library is described in the folder of the documentation, " ..
         "/usr/share/doc/llmrun where llmrun is installed as a package."))
-    example { 'local llm = require "llmrun"', 'local model <close> = llm.load "model.gguf"', "local s = model:session()",
-        's:user "Name a city in Italy."', "for piece in s:stream { max_tokens = 40 } do io.write(piece) end" }
+    example {
+        'local llm = require "llmrun"', 'local model <close> = llm.load "model.gguf"', "local s = model:session()",
+        's:user "Name a city in Italy."', "for piece in s:stream { max_tokens = 40 } do io.write(piece) end",
+    }
     add ".SH COMMANDS"
     for _, c in ipairs(cmds) do
         local cmd = c.cmd
@@ -104,7 +109,9 @@ end
 local function completes(f)
     if f.choices then return f.choices end
     local arg = f.arg or ""
-    if arg:find "FILE" or arg:find "MODEL" or arg:find "PATH" or arg:find "FOLDER" or arg == "OUT" then return "file" end
+    for _, word in ipairs { "FILE", "MODEL", "PATH", "FOLDER" } do
+        if arg:find(word) then return "file" end
+    end
 end
 
 local function names(list) return table.concat(list, " ") end
@@ -116,9 +123,9 @@ local function bash()
         "    local cur=${COMP_WORDS[COMP_CWORD]} prev=${COMP_WORDS[COMP_CWORD-1]} cmd=${COMP_WORDS[1]} words=''",
         "    COMPREPLY=()",
         "    if [ \"$COMP_CWORD\" -eq 1 ]; then",
-        ("        mapfile -t COMPREPLY < <(compgen -W %q -- \"$cur\")"):format(names(commands) .. " " .. names(first_flags)),
-        "        local f",
-        "        while read -r f; do COMPREPLY+=(\"$f\"); done < <(compgen -f -X '!*.lua' -- \"$cur\"; compgen -d -S / -- \"$cur\")",
+        ("        mapfile -t COMPREPLY < <(compgen -W %q -- \"$cur\"; compgen -f -X '!*.lua' -- \"$cur\";"):format(
+            names(commands) .. " " .. names(first_flags)),
+        "            compgen -d -S / -- \"$cur\")",
         "        return",
         "    fi",
         "    case \"$cmd $prev\" in",
@@ -155,7 +162,9 @@ complete -F _llmrun llmrun
 end
 
 local function zsh()
-    local function quote(s) return (s:gsub("'", "'\\''"):gsub("%[", "\\["):gsub("%]", "\\]"):gsub(":", "\\:"):gsub("\n", " ")) end
+    local function quote(s)
+        return (s:gsub("'", "'\\''"):gsub("%[", "\\["):gsub("%]", "\\]"):gsub(":", "\\:"):gsub("\n", " "))
+    end
     local t = { "#compdef llmrun", "# made by scripts/gen_manual.lua", "_llmrun() {", "  local context state line",
         "  if (( CURRENT == 2 )); then", "    local -a commands=(" }
     for _, c in ipairs(cmds) do t[#t + 1] = ("      '%s:%s'"):format(c.name, quote(c.cmd.summary)) end
@@ -187,7 +196,9 @@ local function fish()
         t[#t + 1] = ("complete -c llmrun -n __fish_use_subcommand -a %s -d %s"):format(c.name, quote(c.cmd.summary))
         for _, f in ipairs(args.flags_of(c.cmd)) do
             local how = completes(f)
-            local value = f.arg and (how == "file" and " -r -F" or type(how) == "table" and " -x -a " .. quote(names(how)) or " -x")
+            local value = f.arg and " -x"
+            if how == "file" then value = " -r -F" end
+            if type(how) == "table" then value = " -x -a " .. quote(names(how)) end
             t[#t + 1] = ("complete -c llmrun -n '__fish_seen_subcommand_from %s' -l %s%s%s -d %s"):format(c.name, f[1],
                 f.short and " -s " .. f.short or "", value or "", quote(f.help or ""))
         end

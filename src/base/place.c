@@ -23,6 +23,12 @@ static void program_folder(char *buf, size_t cap)
 {
     ssize_t n = readlink("/proc/self/exe", buf, cap - 1);
     buf[n > 0 ? n : 0] = 0;
+    if (n <= 0) { /* no /proc here (a chroot): the path it was started by */
+        const char *path = (const char *)getauxval(AT_EXECFN); /* NOLINT(performance-no-int-to-ptr) */
+        char *real = path && strchr(path, '/') ? realpath(path, NULL) : NULL;
+        if (real) snprintf(buf, cap, "%s", real);
+        free(real);
+    }
     cut_name(buf);
 }
 

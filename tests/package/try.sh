@@ -28,7 +28,7 @@ for p in ./llmrun-*.deb; do
 done
 if [ -e /usr/lib/*/llmrun/libllmrun_mpi.so ]; then
     apt-get -qq install -y --no-install-recommends openmpi-bin >/tmp/apt.log 2>&1 || { tail /tmp/apt.log; exit 1; }
-    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n 2 llmrun --tp 2 /tmp/hello.lua
+    OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe -n 2 llmrun --tp 2 /tmp/ranks.lua
 fi
 
 apt-get -qq install -y --no-install-recommends ./libllmrun*.deb gcc libc6-dev pkg-config >/tmp/apt.log 2>&1 ||

@@ -1,7 +1,7 @@
 --- Architecture scripts on small random weights, held against a plain forward pass written here, number by number.
 
 local llm = require "llmrun"
-local gguf = dofile "tests/spec/gguf_support.lua"
+local gguf = require "llmrun.testing.gguf"
 
 local path = os.tmpname()
 local WIDTH, HEADS, KV_HEADS, DIM, FF, EPS, BASE = 64, 4, 2, 32, 96, 1e-5, 10000

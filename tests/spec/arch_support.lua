@@ -1,6 +1,6 @@
 --- Makes the tiny models that tests/data/arch describes, as GGUF files (scripts/gen_arch_ref.py says what is in there).
 
-local gguf = dofile "tests/spec/gguf_support.lua"
+local gguf = require "llmrun.testing.gguf"
 local cjson = require "cjson"
 
 local M = {}

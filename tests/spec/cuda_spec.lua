@@ -1,7 +1,7 @@
 -- The CUDA backend under the whole engine, on the emulated device: tokens of the CPU, promise 1, what is said when there
 -- is no device. The plugin is libllmrun_cuda_emu.so beside the program; programs run in processes of their own.
 local core = require "llmrun.core"
-local gguf = dofile "tests/spec/gguf_support.lua"
+local gguf = require "llmrun.testing.gguf"
 
 local exe = core.executable()
 local plugin = exe:match("^(.*)/") .. "/libllmrun_cuda_emu.so"

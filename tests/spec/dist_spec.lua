@@ -1,6 +1,6 @@
 --- Runs on several processes (mpirun): the same tokens bit for bit as one, refusals, and ends that leave nobody behind.
 
-local gguf = require "tests.spec.gguf_support"
+local gguf = require "llmrun.testing.gguf"
 local core = require "llmrun.core"
 
 local sanitized = os.getenv "LLMRUN_TEST_SANITIZE" == "1"

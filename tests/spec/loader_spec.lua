@@ -1,7 +1,7 @@
 --- Loading models: small files that are right, and files whose values make no model.
 
 local llm = require "llmrun"
-local gguf = dofile "tests/spec/gguf_support.lua"
+local gguf = require "llmrun.testing.gguf"
 
 local path = os.tmpname()
 

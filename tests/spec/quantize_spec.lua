@@ -3,7 +3,7 @@
 local core = require "llmrun.core"
 local llm = require "llmrun"
 local quantize = require "llmrun.quantize"
-local gguf = dofile "tests/spec/gguf_support.lua"
+local gguf = require "llmrun.testing.gguf"
 local shell = dofile "tests/spec/shell_support.lua"
 
 local folder

@@ -1,7 +1,7 @@
 -- Hundreds of random schedules on small models with real kernels: whatever the batch, the chunks, the block size, the
 -- number of threads, the prefix cache, the policy, preemption by recompute and by swap, forks and cancellations, what a
 -- request draws, and its log-probabilities, are to the last bit what they are when it runs alone.
-local gguf = require "tests.spec.gguf_support"
+local gguf = require "llmrun.testing.gguf"
 local llm = require "llmrun"
 local shared = dofile "tests/spec/policy_lab.lua"
 

@@ -1,7 +1,7 @@
 -- Drafts by the model itself: its first layers. The text is that of no speculation, to the last bit, on real kernels.
 local llm = require "llmrun"
 local drafts = dofile "tests/spec/draft_support.lua"
-local gguf = dofile "tests/spec/gguf_support.lua"
+local gguf = require "llmrun.testing.gguf"
 
 local slow = os.getenv "LLMRUN_TEST_SANITIZE" ~= nil
 

@@ -1,7 +1,7 @@
 -- Drafts that branch: the text, to the last bit, is that of no speculation, wherever the way through a tree leads.
 local llm = require "llmrun"
 local drafts = dofile "tests/spec/draft_support.lua"
-local gguf = dofile "tests/spec/gguf_support.lua"
+local gguf = require "llmrun.testing.gguf"
 
 local slow = os.getenv "LLMRUN_TEST_SANITIZE" ~= nil
 

@@ -2,4 +2,5 @@
 return {
     "run", "chat", "serve", "inspect", "tokenize", "bench", "perplexity",
     "quantize", "imatrix", "compare", "profile", "simulate", "sweep", "tune", "trace", "test",
+    "new",
 }

@@ -1,4 +1,4 @@
---- Makes small GGUF files for specs: metadata and float tensors, written with string.pack.
+--- Makes small GGUF files for tests: metadata and float tensors, written with string.pack.
 ---
 --- Format: docs/gguf.md in github.com/ggml-org/ggml, version 3, little-endian.
 
