@@ -406,8 +406,8 @@ local function turn(main)
 end
 
 --- Runs fn(...) as the main task until it ends; branches that are still alive then are cancelled.
---- Returns "done" and the results, "failed", the traceback and the error, or "interrupted" (and the traceback, if code was
---- running).
+--- Returns "done" and the results, "failed", the traceback and the error, or "interrupted" (and the traceback, if code
+--- was running).
 function M.run(fn, ...)
     local main = M.spawn(fn, ...)
     while alive[main] do

@@ -8,8 +8,9 @@ local M = {
     summary = "writes a starter: a program, policy, sampler, architecture or route, with its spec",
     usage = "NAME [--kind KIND]",
     args = true,
-    help = "A program is a folder NAME with main.lua; the other kinds are a file NAME.lua. Each comes with a spec that\n" ..
-        "llmrun test runs in milliseconds, without a model file (require \"llmrun.testing\"). Nothing is overwritten.",
+    help = [[
+A program is a folder NAME with main.lua; the other kinds are a file NAME.lua. Each comes with a spec that llmrun test
+runs in milliseconds, without a model file (require "llmrun.testing"). Nothing is overwritten.]],
     examples = [[
         llmrun new travel && llmrun travel/main.lua && llmrun test travel
         llmrun new patient --kind policy && llmrun test patient_spec.lua

@@ -84,7 +84,8 @@ function M.model(answers, opts)
         end
         local last = last_end(tokens, mark)
         if not last or last == #tokens then return begin(tokens, key) end
-        return further(tokens, last, begin(table.move(tokens, 1, last, 1, {}), key:sub(1, 4 * last))) or begin(tokens, key)
+        local at = begin(table.move(tokens, 1, last, 1, {}), key:sub(1, 4 * last))
+        return further(tokens, last, at) or begin(tokens, key)
     end
     o.next = function(tokens)
         local key = key_of(tokens)
@@ -238,8 +239,8 @@ end
 
 -- Routes --------------------------------------------------------------------------------------------------------------
 
---- Serves routes with a model, asks once, and ends the server. method_path: "POST /triage"; body: a text, or a table that
---- is sent as JSON. Returns { status, headers, body, json (if it is JSON) }.
+--- Serves routes with a model, asks once, and ends the server. method_path: "POST /triage"; body: a text, or a table
+--- that is sent as JSON. Returns { status, headers, body, json (if it is JSON) }.
 ---@param routes table
 ---@param model llmrun.Model
 ---@param method_path string
