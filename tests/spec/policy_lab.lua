@@ -12,11 +12,11 @@ end
 -- An engine, with submit(prompt length or ids, request options) -> request, and its sequence.
 local function lab(opts)
     local l = testing.lab(opts)
-    local self = { model = l.model, engine = l.engine, requests = l.requests, prompts = l.prompts }
     for _, name in ipairs { "submit", "step", "finish", "order" } do
-        self[name] = function(...) return l[name](l, ...) end
+        local method = l[name]
+        l[name] = function(...) return method(l, ...) end
     end
-    return self
+    return l
 end
 
 return {
