@@ -164,9 +164,7 @@ static size_t part_floats(const lr_attn_gang *g)
     return n;
 }
 
-/* Long sequences in a small batch leave threads idle if a task is a whole (gang, head): then each is cut into the
- * kernels' chunks of positions. Returns the most chunks of any task, or 0 where cutting does not pay. */
-static int pieces(const lr_plan *p, const lr_kv_store *kv, const lr_batch *b, const plan_op *o)
+int lr_cpu_attn_pieces(const lr_plan *p, const lr_kv_store *kv, const lr_batch *b, const plan_op *o)
 {
     int pairs = p->n_gangs * o->n_kv_heads, most = 0, threads = lr_pool_threads(p->be->pool);
     size_t floats = 0;
@@ -215,28 +213,25 @@ static void join_pieces(const lr_plan *p, const plan_op *o, const lr_attn_gang *
     quantize_heads(p, o, g);
 }
 
-static int take(atomic_int *next) { return atomic_fetch_add_explicit(next, 1, memory_order_relaxed); }
-
-void lr_cpu_attn(lr_plan *p, const lr_kv_store *kv, const lr_batch *b, const plan_op *o, atomic_int *next, int thread)
+int lr_cpu_attn_tasks(const lr_plan *p, const plan_op *o, int n_pieces, bool joins)
 {
-    int pairs = p->n_gangs * o->n_kv_heads, split = pieces(p, kv, b, o), threads = lr_pool_threads(p->be->pool);
+    const int pairs = p->n_gangs * o->n_kv_heads;
+    return joins ? (n_pieces ? pairs : 0) : pairs * (n_pieces ? n_pieces : 1);
+}
+
+void lr_cpu_attn_task(const lr_plan *p, const lr_kv_store *kv, const lr_batch *b, const plan_op *o, int n_pieces,
+                      bool joins, int task, int thread)
+{
+    const int pair = joins || !n_pieces ? task : task / n_pieces;
     void *scratch = p->scratch + (size_t)thread * p->scratch_bytes;
     gang_tasks g;
-    if (!split) {
-        for (int t; (t = take(next)) < pairs;) {
-            gang_of(p, kv, b, o, t, &g);
-            p->be->k->attn_gang(&g.gang, scratch);
-            quantize_heads(p, o, &g.gang);
-        }
-        return;
-    }
-    for (int t; (t = take(next)) < pairs * split;) {
-        gang_of(p, kv, b, o, t / split, &g);
-        run_piece(p, o, &g.gang, t / split, t % split, split, scratch);
-    }
-    lr_pool_barrier(p->be->pool);
-    for (int t = thread; t < pairs; t += threads) {
-        gang_of(p, kv, b, o, t, &g);
-        join_pieces(p, o, &g.gang, t, split);
+    gang_of(p, kv, b, o, pair, &g);
+    if (joins) {
+        join_pieces(p, o, &g.gang, pair, n_pieces);
+    } else if (n_pieces) {
+        run_piece(p, o, &g.gang, pair, task % n_pieces, n_pieces, scratch);
+    } else {
+        p->be->k->attn_gang(&g.gang, scratch);
+        quantize_heads(p, o, &g.gang);
     }
 }

@@ -1,12 +1,12 @@
 /* cpu_int.h - inside the CPU backend: weights, KV store, compiled plans. See cpu.c, cpu_plan.c, cpu_run.c.
  *
- * A plan is a list of stages; the threads meet at a barrier behind each. Four kinds:
+ * A plan is a list of stages; each begins when the one before is done. Five kinds:
  *   ROWS  a chain of row-local operations, done row by row: no barrier inside the chain
  *   GEMM  matrix products with the same number of rows and ready inputs; a gate/up pair with its GLU is one item
  *   ATTN  attention of one layer: tasks are (gang of tiles, KV head), a tile being rows of one sequence
  *   SORT  the slots of a mixture of experts: one task (cpu_moe.c)
  *   COMM  an exchange with other ranks: thread 0 does it, all put the columns in their places
- * Each stage is cut into tasks that threads take from a counter; who does a task never changes its result.
+ * Each stage is cut into tasks that threads take as they are free; who does a task never changes its result.
  */
 #ifndef LR_BACKEND_CPU_INT_H
 #define LR_BACKEND_CPU_INT_H
@@ -185,9 +185,6 @@ struct lr_plan {
     float *parts;  /* attention of long sequences in pieces: ATTN_PARTS floats */
     char *scratch; /* attention scratch, one a thread */
     size_t scratch_bytes;
-    struct counter {
-        _Alignas(64) atomic_int next;
-    } * counters; /* (n_stages), and as many for the adapters before them */
 };
 
 enum { ATTN_PARTS = 1 << 18 };
@@ -215,8 +212,13 @@ void lr_cpu_routes_free(lr_plan *);
 
 /* cpu_attn.c. Cuts a batch into tiles and gangs. */
 void lr_cpu_lay_tiles(lr_plan *, const lr_kv_store *, const lr_batch *);
-/* One thread's share of an attention; `next` counts its tasks. Ends with all tasks taken, not with a barrier. */
-void lr_cpu_attn(lr_plan *, const lr_kv_store *, const lr_batch *, const plan_op *, atomic_int *next, int thread);
+/* Long sequences in a small batch leave threads idle if a task is a whole (gang, head): then each is cut into the
+ * kernels' chunks of positions. The most chunks of any task, or 0 where cutting does not pay. */
+int lr_cpu_attn_pieces(const lr_plan *, const lr_kv_store *, const lr_batch *, const plan_op *);
+/* How many tasks an attention has; joins: those that put pieces together, after the others. */
+int lr_cpu_attn_tasks(const lr_plan *, const plan_op *, int n_pieces, bool joins);
+void lr_cpu_attn_task(const lr_plan *, const lr_kv_store *, const lr_batch *, const plan_op *, int n_pieces, bool joins,
+                      int task, int thread);
 
 int lr_cpu_run(lr_backend *, lr_plan *, lr_kv_store *, const lr_batch *, lr_error *err);
 

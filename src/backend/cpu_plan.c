@@ -589,13 +589,11 @@ static int alloc_run_state(lr_plan *p, lr_error *err)
     p->row_echo = lr_calloc(rows, sizeof *p->row_echo);
     p->tiles = lr_calloc(rows, sizeof *p->tiles);
     p->gangs = lr_calloc(rows, sizeof *p->gangs);
-    p->counters = lr_alloc_aligned(2 * (size_t)p->n_stages * sizeof *p->counters);
     size_t products = 0; /* of a stage, at most */
     for (int i = 0; i < p->n_ops; i++)
         if (is_product(&p->ops[i]) && (size_t)p->ops[i].lora >= products) products = (size_t)p->ops[i].lora + 1;
     p->lora = lr_calloc(products * rows * LR_LORA_RANK_MAX, sizeof *p->lora); /* pages come with their use */
-    if (!p->scratch || !p->parts || !p->row_pos || !p->row_seq || !p->row_echo || !p->tiles || !p->gangs ||
-        !p->counters || !p->lora)
+    if (!p->scratch || !p->parts || !p->row_pos || !p->row_seq || !p->row_echo || !p->tiles || !p->gangs || !p->lora)
         return lr_fail(err, LR_ENOMEM, "no memory for the plan");
     return 0;
 }
@@ -721,7 +719,6 @@ void lr_cpu_plan_free(lr_backend *be, lr_plan *p)
     lr_free_aligned(p->work);
     lr_free_aligned(p->scratch);
     lr_free_aligned(p->parts);
-    lr_free_aligned(p->counters);
     lr_free_aligned(p->exchange);
     lr_free(p->exchange_bytes);
     lr_free(p);

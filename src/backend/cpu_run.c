@@ -1,7 +1,7 @@
 /* cpu_run.c - runs a compiled plan on a batch: one parallel region for the whole forward pass.
  *
- * Every thread walks the same list of stages and takes tasks from the stage's counter. What a task computes for a row
- * depends on the row alone; which thread takes it, and how rows and columns are cut, does not reach the result.
+ * Each stage is a phase of the pool's tasks, or two. What a task computes for a row depends on the row alone; which
+ * thread takes it, and how rows and columns are cut, does not reach the result.
  */
 #include "backend/cpu_int.h"
 #include "base/mem.h"
@@ -13,9 +13,14 @@ typedef struct run_ctx {
     const lr_kv_store *kv;
     const lr_batch *b;
     int n_threads;
-    int failed; /* of an exchange: set by thread 0, read behind a barrier */
+    int failed; /* of an exchange */
     lr_error *err;
     bool lora; /* a sequence has an adapter */
+    /* the phase at hand */
+    int stage;
+    bool second; /* of the stage's two */
+    int rows, strips, pieces;
+    int ticked; /* thread 0's: the stage of the last tick */
 } run_ctx;
 
 static int rows_of(const run_ctx *c, bool narrow, int route)
@@ -253,16 +258,14 @@ static const lr_lora *lora_of(const run_ctx *c, bool narrow, int r)
     return c->b->seqs[c->p->row_seq[narrow ? c->b->out_rows[r] : r]].lora;
 }
 
-/* Before the products of a stage: the rows with adapters through the first factors. */
-static void lora_stage(const run_ctx *c, const stage *s, atomic_int *next, int rows)
+/* Before the products of a stage: a row with an adapter through the first factors. */
+static void lora_task(const run_ctx *c, const stage *s, int r)
 {
-    for (int r; (r = atomic_fetch_add_explicit(next, 1, memory_order_relaxed)) < rows;) {
-        const lr_lora *l = lora_of(c, s->narrow, r);
-        for (int i = 0; l && i < s->n; i++) {
-            const gemm_item *it = &c->p->items[s->first + i];
-            lr_cpu_lora_down(c->p, &c->p->ops[it->a], l, r);
-            if (it->b >= 0) lr_cpu_lora_down(c->p, &c->p->ops[it->b], l, r);
-        }
+    const lr_lora *l = lora_of(c, s->narrow, r);
+    for (int i = 0; l && i < s->n; i++) {
+        const gemm_item *it = &c->p->items[s->first + i];
+        lr_cpu_lora_down(c->p, &c->p->ops[it->a], l, r);
+        if (it->b >= 0) lr_cpu_lora_down(c->p, &c->p->ops[it->b], l, r);
     }
 }
 
@@ -324,8 +327,6 @@ static void gemm_task(const run_ctx *c, const stage *s, int task, int rows, int 
     p->be->k->quantize(y + at, (size_t)n, m, lr_qact_at(p->q[g->quant], at), j0, j1);
 }
 
-static int take(atomic_int *next) { return atomic_fetch_add_explicit(next, 1, memory_order_relaxed); }
-
 /* ---- COMM ---- */
 
 /* Slots lie as all ranks' do, sorted by expert: nothing has to be put in place. */
@@ -339,29 +340,23 @@ static void gather_slots(run_ctx *c, const plan_op *o)
 }
 
 /* Each rank's rows come as a block of their own: they go side by side, if there is more than one. */
-static void comm_stage(run_ctx *c, const stage *s, int rows, int thread)
+static void exchange(run_ctx *c, const plan_op *o)
 {
     lr_plan *p = c->p;
-    const plan_op *o = &p->ops[p->order[s->first]];
-    size_t width = (size_t)p->values[o->out].width;
     float *out = p->ptr[o->out];
-    if (o->route >= 0) {
-        if (thread == 0) gather_slots(c, o);
-        return;
-    }
-    if (thread == 0) {
-        for (int r = 0; r < o->comm->size; r++)
-            p->exchange_bytes[r] = rows * (o->at[r + 1] - o->at[r]) * (int)sizeof *out;
-        c->failed = o->comm->ops->all_gather(o->comm, p->ptr[o->in[0]], rows == 1 ? out : p->exchange,
-                                             p->exchange_bytes, c->err);
-    }
-    if (rows == 1) return;
-    lr_pool_barrier(p->be->pool);
+    for (int r = 0; r < o->comm->size; r++)
+        p->exchange_bytes[r] = c->rows * (o->at[r + 1] - o->at[r]) * (int)sizeof *out;
+    c->failed = o->comm->ops->all_gather(o->comm, p->ptr[o->in[0]], c->rows == 1 ? out : p->exchange, p->exchange_bytes,
+                                         c->err);
+}
+
+static void exchanged_row(const run_ctx *c, const plan_op *o, int row)
+{
+    const lr_plan *p = c->p;
+    float *out = p->ptr[o->out] + (size_t)row * (size_t)p->values[o->out].width;
     for (int r = 0; r < o->comm->size; r++) {
-        size_t w = (size_t)(o->at[r + 1] - o->at[r]);
-        const float *from = p->exchange + (size_t)rows * (size_t)o->at[r];
-        for (int i = thread; i < rows; i += c->n_threads)
-            memcpy(out + (size_t)i * width + o->at[r], from + (size_t)i * w, w * sizeof *out);
+        const size_t w = (size_t)(o->at[r + 1] - o->at[r]);
+        memcpy(out + o->at[r], p->exchange + (size_t)c->rows * (size_t)o->at[r] + (size_t)row * w, w * sizeof *out);
     }
 }
 
@@ -392,40 +387,78 @@ static void observe(const run_ctx *c, const stage *s, int rows)
     }
 }
 
-static void run_thread(void *arg, int thread, int n_threads)
+/* The tasks of phase c->stage, c->second; 0: there is nothing to do. */
+static lr_pool_phase phase_of(run_ctx *c)
+{
+    const lr_plan *p = c->p;
+    const stage *s = &p->stages[c->stage];
+    const plan_op *o = s->kind == STAGE_GEMM ? NULL : &p->ops[p->order[s->first]];
+    c->rows = rows_of(c, s->narrow, s->route);
+    if (c->rows == 0) return (lr_pool_phase){0};
+    switch (s->kind) {
+    case STAGE_SORT:
+        return (lr_pool_phase){!c->second, false};
+    case STAGE_ATTN:
+        if (!c->second) c->pieces = lr_cpu_attn_pieces(p, c->kv, c->b, o);
+        return (lr_pool_phase){lr_cpu_attn_tasks(p, o, c->pieces, c->second), false};
+    case STAGE_COMM:
+        if (!c->second) return (lr_pool_phase){1, true};
+        return (lr_pool_phase){o->route >= 0 || c->rows == 1 ? 0 : c->rows, false};
+    case STAGE_ROWS:
+        return (lr_pool_phase){c->second ? 0 : count_tasks(c, s, c->rows, 0), false};
+    default:
+        if (!c->second) return (lr_pool_phase){c->lora && s->route < 0 ? c->rows : 0, false};
+        if (p->be->observed) observe(c, s, c->rows);
+        c->strips = gemm_strips(c, s, c->rows);
+        return (lr_pool_phase){count_tasks(c, s, c->rows, c->strips), false};
+    }
+}
+
+static lr_pool_phase next_phase(void *arg)
 {
     run_ctx *c = arg;
-    lr_plan *p = c->p;
-    (void)n_threads;
-    for (int i = 0; i < p->n_stages; i++) {
-        const stage *s = &p->stages[i];
-        int rows = rows_of(c, s->narrow, s->route);
-        if (rows == 0) continue;
-        atomic_int *next = &p->counters[i].next;
-        if (s->kind == STAGE_SORT) {
-            const plan_op *o = &p->ops[p->order[s->first]];
-            if (take(next) == 0) lr_cpu_sort(&p->routes[o->route], p->ptr[o->in[0]], rows);
-        } else if (s->kind == STAGE_ATTN) {
-            lr_cpu_attn(p, c->kv, c->b, &p->ops[p->order[s->first]], next, thread);
-        } else if (s->kind == STAGE_COMM) {
-            comm_stage(c, s, rows, thread);
-        } else {
-            if (thread == 0 && s->kind == STAGE_GEMM && p->be->observed) observe(c, s, rows);
-            if (s->kind == STAGE_GEMM && c->lora) {
-                lora_stage(c, s, &p->counters[p->n_stages + i].next, rows);
-                lr_pool_barrier(p->be->pool);
-            }
-            int strips = s->kind == STAGE_GEMM ? gemm_strips(c, s, rows) : 0, n = count_tasks(c, s, rows, strips);
-            for (int t; (t = take(next)) < n;) {
-                if (s->kind == STAGE_ROWS)
-                    rows_task(c, s, t, rows);
-                else
-                    gemm_task(c, s, t, rows, strips);
-            }
-        }
-        if (c->b->tick && thread == 0) c->b->tick->ops->tick(c->b->tick);
-        lr_pool_barrier(p->be->pool);
-        if (c->failed) return;
+    while (!c->failed) {
+        c->stage += c->second;
+        c->second = !c->second;
+        if (c->stage >= c->p->n_stages) break;
+        lr_pool_phase f = phase_of(c);
+        if (f.n > 0) return f;
+    }
+    return (lr_pool_phase){0};
+}
+
+static void run_task(void *arg, int task, int thread)
+{
+    run_ctx *c = arg;
+    const stage *s = &c->p->stages[c->stage];
+    const plan_op *o = s->kind == STAGE_GEMM ? NULL : &c->p->ops[c->p->order[s->first]];
+    if (thread == 0 && c->b->tick && c->ticked != c->stage) {
+        c->ticked = c->stage;
+        c->b->tick->ops->tick(c->b->tick);
+    }
+    switch (s->kind) {
+    case STAGE_SORT:
+        lr_cpu_sort(&c->p->routes[o->route], c->p->ptr[o->in[0]], c->rows);
+        break;
+    case STAGE_ATTN:
+        lr_cpu_attn_task(c->p, c->kv, c->b, o, c->pieces, c->second, task, thread);
+        break;
+    case STAGE_COMM:
+        if (c->second)
+            exchanged_row(c, o, task);
+        else if (o->route >= 0)
+            gather_slots(c, o);
+        else
+            exchange(c, o);
+        break;
+    case STAGE_ROWS:
+        rows_task(c, s, task, c->rows);
+        break;
+    default:
+        if (c->second)
+            gemm_task(c, s, task, c->rows, c->strips);
+        else
+            lora_task(c, s, task);
     }
 }
 
@@ -452,11 +485,17 @@ int lr_cpu_run(lr_backend *be, lr_plan *p, lr_kv_store *kv, const lr_batch *b, l
                        p->max_rows, p->max_out);
     lay_rows(p, b);
     lr_cpu_lay_tiles(p, kv, b);
-    memset(p->counters, 0, 2 * (size_t)p->n_stages * sizeof *p->counters);
     p->ptr[p->logits] = b->logits;
-    run_ctx c = {.p = p, .kv = kv, .b = b, .n_threads = lr_pool_threads(p->be->pool), .err = err};
+    run_ctx c = {.p = p,
+                 .kv = kv,
+                 .b = b,
+                 .n_threads = lr_pool_threads(p->be->pool),
+                 .err = err,
+                 .stage = -1,
+                 .second = true,
+                 .ticked = -1};
     for (int i = 0; i < b->n_seqs; i++) c.lora = c.lora || b->seqs[i].lora;
-    lr_pool_run(p->be->pool, run_thread, &c);
+    lr_pool_walk(p->be->pool, &(lr_pool_work){next_phase, run_task, &c});
     if (c.failed) return c.failed;
     if (b->hidden && p->hidden >= 0)
         memcpy(b->hidden, p->ptr[p->hidden], (size_t)b->n_out * (size_t)p->values[p->hidden].width * sizeof(float));

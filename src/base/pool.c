@@ -1,8 +1,14 @@
 /* pool.c - see pool.h
  *
- * Two words carry everything: `run_gen` grows when there is work, `bar_gen` when a barrier opens. A waiter spins on the
- * word, then sleeps on it with futex(2); who changes the word wakes only if `sleepers` says that somebody sleeps.
- * The end of a run is a barrier too.
+ * One word carries the phase: how many tasks it has, how many were taken, how many are done. A thread takes a task,
+ * and says that one is done, by one compare-and-swap; who completes the last task asks for the next phase and opens it.
+ * So nothing waits for a thread that holds no task: one that is not running, because something else has its core,
+ * misses phases and finds the word as it is when it comes back. An idle thread spins on the word, then sleeps in
+ * futex(2); who opens a phase wakes only those who said that they sleep.
+ *
+ * A thread that shares its core loses it at a clock tick, in the middle of a task that the others then wait for. So
+ * threads give way by themselves between two tasks, a little before a tick: if nobody waits for the core that costs
+ * nothing.
  */
 #define _GNU_SOURCE
 #include "base/pool.h"
@@ -19,25 +25,37 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 60000, MAX_THREADS = 256 };
+enum { SPIN_NS = 60000, MAX_THREADS = 256, BITS = 20, MOST = (1 << BITS) - 1 };
 
-typedef struct word {
+/* the word: tasks of the phase, tasks taken, tasks done; whether only the caller may take them */
+#define N_OF(w)     ((int)((w)&MOST))
+#define TAKEN_OF(w) ((int)((w) >> BITS & MOST))
+#define DONE_OF(w)  ((int)((w) >> 2 * BITS & MOST))
+#define TAKE        ((uint64_t)1 << BITS)
+#define DONE        ((uint64_t)1 << 2 * BITS)
+#define CALLERS     ((uint64_t)1 << 3 * BITS)
+
+/* where threads sleep */
+typedef struct bed {
     _Alignas(64) atomic_uint gen;
     atomic_int sleepers;
-} word;
+} bed;
 
 struct lr_pool {
-    word run, bar;
-    _Alignas(64) atomic_int arrived;
-    int n;
-    bool stop;
-    lr_pool_fn fn;
-    void *arg;
-    int n_started;
+    _Alignas(64) _Atomic uint64_t word; /* N = 0: between runs */
+    bed caller, others;
+    /* of the run; written before the word, read by those who took a task */
+    _Alignas(64) lr_pool_work work;
+    int base, rest; /* of a phase of more than MOST tasks: done before this part, left behind it */
+    bool callers_only;
+    atomic_bool stop;
+    int n, n_started;
+    int64_t tick_ns; /* of the system's clock, 0 = unknown */
     pthread_t threads[MAX_THREADS];
     struct worker {
         struct lr_pool *pool;
         int id;
+        int64_t yielded; /* time */
     } workers[MAX_THREADS];
 };
 
@@ -50,44 +68,99 @@ static inline void relax(void)
 #endif
 }
 
-static int64_t now_ns(void)
+static int64_t clock_ns(clockid_t id)
 {
     struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
+    clock_gettime(id, &t);
     return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
 }
 
-static void word_wait(word *w, unsigned old)
+static bool may_take(uint64_t w, int thread) { return TAKEN_OF(w) < N_OF(w) && (thread == 0 || !(w & CALLERS)); }
+
+static bool has_reason(lr_pool *p, uint64_t w, int thread)
 {
+    return may_take(w, thread) || (thread == 0 ? N_OF(w) == 0 : atomic_load(&p->stop));
+}
+
+static void wake(bed *b)
+{
+    if (atomic_load(&b->sleepers) == 0 || atomic_exchange(&b->sleepers, 0) == 0) return;
+    atomic_fetch_add(&b->gen, 1);
+    syscall(SYS_futex, &b->gen, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
+}
+
+/* Waits until there is a task for the thread, or the run's end (thread 0) or the pool's (others). */
+static void wait_for_work(lr_pool *p, int thread)
+{
+    bed *b = thread == 0 ? &p->caller : &p->others;
     for (int64_t end = 0;;) {
         for (int i = 0; i < 64; i++) {
-            if (atomic_load_explicit(&w->gen, memory_order_acquire) != old) return;
+            if (has_reason(p, atomic_load_explicit(&p->word, memory_order_relaxed), thread)) return;
             relax();
         }
-        int64_t t = now_ns();
+        int64_t t = clock_ns(CLOCK_MONOTONIC);
         if (!end) end = t + SPIN_NS;
         if (t > end) break;
     }
-    atomic_fetch_add(&w->sleepers, 1);
-    while (atomic_load(&w->gen) == old) syscall(SYS_futex, &w->gen, FUTEX_WAIT_PRIVATE, old, NULL, NULL, 0);
-    atomic_fetch_sub(&w->sleepers, 1);
+    for (;;) {
+        unsigned gen = atomic_load(&b->gen);
+        atomic_fetch_add(&b->sleepers, 1);
+        if (has_reason(p, atomic_load(&p->word), thread)) return; /* who opens the next phase wakes nobody, once */
+        syscall(SYS_futex, &b->gen, FUTEX_WAIT_PRIVATE, gen, NULL, NULL, 0);
+        if (has_reason(p, atomic_load(&p->word), thread)) return;
+    }
 }
 
-static void word_bump(word *w)
+/* Opens the next part of a phase, or the next phase, or ends the run. Called by one thread, no task being out. */
+static void open_next(lr_pool *p)
 {
-    atomic_fetch_add(&w->gen, 1);
-    if (atomic_load(&w->sleepers) > 0) syscall(SYS_futex, &w->gen, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0);
-}
-
-void lr_pool_barrier(lr_pool *p)
-{
-    if (p->n == 1) return;
-    unsigned gen = atomic_load_explicit(&p->bar.gen, memory_order_acquire);
-    if (atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel) + 1 == p->n) {
-        atomic_store_explicit(&p->arrived, 0, memory_order_relaxed);
-        word_bump(&p->bar);
+    if (p->rest > 0) {
+        p->base += MOST;
     } else {
-        word_wait(&p->bar, gen);
+        lr_pool_phase f = p->work.next(p->work.arg);
+        p->base = 0;
+        p->rest = f.n;
+        p->callers_only = f.caller;
+    }
+    int n = p->rest < MOST ? p->rest : MOST;
+    p->rest -= n;
+    const bool caller = p->callers_only;
+    atomic_store(&p->word, (uint64_t)n | (caller ? CALLERS : 0));
+    if (n != 1 || caller) wake(&p->caller);
+    if (n > 1 && !caller) wake(&p->others);
+}
+
+/* Whether the next clock tick is near, for the first time since the last one. */
+static bool tick_is_near(lr_pool *p, int64_t *last)
+{
+    if (!p->tick_ns) return false;
+    const int64_t now = clock_ns(CLOCK_MONOTONIC), next = clock_ns(CLOCK_MONOTONIC_COARSE) + p->tick_ns;
+    if (next - now > p->tick_ns / 8 || now - *last < p->tick_ns / 2) return false;
+    *last = now;
+    return true;
+}
+
+/* Does tasks as long as there are any. */
+static void do_tasks(lr_pool *p, int thread)
+{
+    struct worker *me = &p->workers[thread];
+    uint64_t w = atomic_load_explicit(&p->word, memory_order_relaxed);
+    for (bool have = false, yield = false;;) {
+        const bool take = may_take(w, thread) && !yield;
+        if (!have && !take) return;
+        const uint64_t next = w + (have ? DONE : 0) + (take ? TAKE : 0);
+        if (!atomic_compare_exchange_weak_explicit(&p->word, &w, next, memory_order_acq_rel, memory_order_relaxed))
+            continue;
+        if (take) {
+            p->work.task(p->work.arg, p->base + TAKEN_OF(w), thread);
+            have = true;
+            yield = tick_is_near(p, &me->yielded);
+        } else {
+            if (DONE_OF(next) == N_OF(next)) open_next(p);
+            if (yield) sched_yield();
+            have = yield = false;
+        }
+        w = atomic_load_explicit(&p->word, memory_order_relaxed);
     }
 }
 
@@ -95,21 +168,55 @@ static void *worker_main(void *arg)
 {
     struct worker *w = arg;
     lr_pool *p = w->pool;
-    for (unsigned gen = 0;; gen++) {
-        word_wait(&p->run, gen);
-        if (p->stop) return NULL;
-        p->fn(p->arg, w->id, p->n);
-        lr_pool_barrier(p);
+    for (;;) {
+        wait_for_work(p, w->id);
+        if (atomic_load(&p->stop)) return NULL;
+        do_tasks(p, w->id);
     }
+}
+
+void lr_pool_walk(lr_pool *p, const lr_pool_work *work)
+{
+    if (p->n == 1) {
+        for (lr_pool_phase f; (f = work->next(work->arg)).n > 0;)
+            for (int t = 0; t < f.n; t++) work->task(work->arg, t, 0);
+        return;
+    }
+    p->work = *work;
+    p->rest = 0;
+    open_next(p);
+    while (N_OF(atomic_load_explicit(&p->word, memory_order_acquire)) != 0) {
+        do_tasks(p, 0);
+        wait_for_work(p, 0);
+    }
+}
+
+typedef struct run_all {
+    lr_pool_fn fn;
+    void *arg;
+    int n;
+    bool begun;
+} run_all;
+
+static lr_pool_phase run_next(void *arg)
+{
+    run_all *r = arg;
+    const int n = r->begun ? 0 : r->n;
+    r->begun = true;
+    return (lr_pool_phase){n, false};
+}
+
+static void run_task(void *arg, int task, int thread)
+{
+    (void)thread;
+    const run_all *r = arg;
+    r->fn(r->arg, task, r->n);
 }
 
 void lr_pool_run(lr_pool *p, lr_pool_fn fn, void *arg)
 {
-    p->fn = fn;
-    p->arg = arg;
-    if (p->n > 1) word_bump(&p->run);
-    fn(arg, 0, p->n);
-    lr_pool_barrier(p);
+    run_all r = {fn, arg, p->n, false};
+    lr_pool_walk(p, &(lr_pool_work){run_next, run_task, &r});
 }
 
 /* cgroup v2 quota in whole cores, rounded up; 0 = none. */
@@ -140,12 +247,14 @@ int lr_pool_new(lr_pool **out, int threads, lr_error *err)
     if (!p) return lr_fail(err, LR_ENOMEM, "no memory for the thread pool");
     memset(p, 0, sizeof *p);
     p->n = threads ? threads : lr_pool_cores();
+    struct timespec tick;
+    if (clock_getres(CLOCK_MONOTONIC_COARSE, &tick) == 0 && tick.tv_sec == 0) p->tick_ns = tick.tv_nsec;
     sigset_t all, old; /* signals go to the thread that owns the program, never to a worker */
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &old);
     int rc = 0;
     for (int i = 1; i < p->n && rc == 0; i++) {
-        p->workers[i] = (struct worker){p, i};
+        p->workers[i] = (struct worker){p, i, 0};
         rc = pthread_create(&p->threads[i], NULL, worker_main, &p->workers[i]);
         if (rc == 0) p->n_started++;
     }
@@ -161,8 +270,8 @@ int lr_pool_new(lr_pool **out, int threads, lr_error *err)
 void lr_pool_free(lr_pool *p)
 {
     if (!p) return;
-    p->stop = true;
-    word_bump(&p->run);
+    atomic_store(&p->stop, true);
+    wake(&p->others);
     for (int i = 1; i <= p->n_started; i++) pthread_join(p->threads[i], NULL);
     lr_free_aligned(p);
 }
