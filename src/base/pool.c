@@ -175,6 +175,15 @@ static void *worker_main(void *arg)
     }
 }
 
+/* The caller's part of a run that is open. */
+static void finish(lr_pool *p)
+{
+    while (N_OF(atomic_load_explicit(&p->word, memory_order_acquire)) != 0) {
+        do_tasks(p, 0);
+        wait_for_work(p, 0);
+    }
+}
+
 void lr_pool_walk(lr_pool *p, const lr_pool_work *work)
 {
     if (p->n == 1) {
@@ -185,10 +194,7 @@ void lr_pool_walk(lr_pool *p, const lr_pool_work *work)
     p->work = *work;
     p->rest = 0;
     open_next(p);
-    while (N_OF(atomic_load_explicit(&p->word, memory_order_acquire)) != 0) {
-        do_tasks(p, 0);
-        wait_for_work(p, 0);
-    }
+    finish(p);
 }
 
 typedef struct run_all {
@@ -201,22 +207,29 @@ typedef struct run_all {
 static lr_pool_phase run_next(void *arg)
 {
     run_all *r = arg;
-    const int n = r->begun ? 0 : r->n;
+    const int n = r->begun ? 0 : r->n - 1;
     r->begun = true;
     return (lr_pool_phase){n, false};
 }
 
 static void run_task(void *arg, int task, int thread)
 {
-    (void)thread;
+    (void)task;
     const run_all *r = arg;
-    r->fn(r->arg, task, r->n);
+    r->fn(r->arg, thread, r->n);
 }
 
 void lr_pool_run(lr_pool *p, lr_pool_fn fn, void *arg)
 {
     run_all r = {fn, arg, p->n, false};
-    lr_pool_walk(p, &(lr_pool_work){run_next, run_task, &r});
+    p->work = (lr_pool_work){run_next, run_task, &r};
+    p->rest = 0;
+    if (p->n > 1) {
+        open_next(p);
+        wake(&p->others);
+    }
+    fn(arg, 0, p->n);
+    if (p->n > 1) finish(p);
 }
 
 /* cgroup v2 quota in whole cores, rounded up; 0 = none. */

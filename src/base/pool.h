@@ -33,8 +33,9 @@ void lr_pool_free(lr_pool *);
 int lr_pool_threads(const lr_pool *);
 /* Does phase after phase; returns when next has given one of 0 tasks. */
 void lr_pool_walk(lr_pool *, const lr_pool_work *);
-/* Calls fn(arg, t, n) once for each t of 0..n-1, n the number of threads, at the same time if they are free; one thread
- * may do several. */
+/* Calls fn(arg, thread, n) n times, n the number of threads: by the caller as thread 0, and by the others, at the same
+ * time, if they are free; else some call it again. So fn takes what there is to do from a counter, until all is taken.
+ */
 void lr_pool_run(lr_pool *, lr_pool_fn fn, void *arg);
 /* Cores that this process may use, at least 1. */
 int lr_pool_cores(void);

@@ -140,7 +140,8 @@ static void test_run(void **state)
         if (i % 100 == 0) usleep(1000); /* the threads sleep by then */
         lr_pool_run(p, all, seen);
     }
-    for (int i = 0; i < 3; i++) assert_int_equal(seen[i], 1000);
+    assert_true(seen[0] >= 1000);
+    assert_int_equal(seen[0] + seen[1] + seen[2], 3000);
     lr_pool_free(p);
     assert_int_not_equal(lr_pool_new(&p, -1, &err), 0);
     assert_int_not_equal(lr_pool_new(&p, 257, &err), 0);
