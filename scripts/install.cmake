@@ -74,6 +74,7 @@ install(FILES ${CMAKE_BINARY_DIR}/manual/llmrun.zsh DESTINATION ${CMAKE_INSTALL_
 install(FILES ${CMAKE_BINARY_DIR}/manual/llmrun.fish DESTINATION ${CMAKE_INSTALL_DATADIR}/fish/vendor_completions.d COMPONENT llmrun)
 install(FILES README.md DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT llmrun)
 install(FILES lua/README.md DESTINATION ${CMAKE_INSTALL_DOCDIR} RENAME LUA.md COMPONENT llmrun)
+install(DIRECTORY lua/library DESTINATION ${CMAKE_INSTALL_DATADIR}/llmrun COMPONENT llmrun)
 install(DIRECTORY examples DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT llmrun)
 
 # ---- Debian packages: the program, its plugins, the C library ----

@@ -27,7 +27,7 @@ local CALL, RUN = "llm.agent", "agent:run"
 local Agent = {}
 Agent.__index = Agent
 
-local known = {
+M.options = {
     model = "table", session = "table", system = "string", tools = "table", format = "string|table",
     tool_choice = "string", max_turns = "integer", timeout = "number", tool_timeout = "number",
     concurrency = "integer", gen = "table",
@@ -48,7 +48,7 @@ local function template_text(chat, specs)
 end
 
 local function check_options(o)
-    options.check(CALL, o, known, 3)
+    options.check(CALL, o, M.options, 3)
     if not o or not (o.model or o.session) or (o.model and o.session) then
         errors.raise(CALL, "either model or session expected")
     elseif not o.tools then
@@ -70,7 +70,7 @@ end
 --- "required": the first turn of a run is a call, whose beginning is written for the model); max_turns (8); timeout
 --- (seconds for a run); tool_timeout (30 s for a call); concurrency (of calls of one turn); gen (options of s:gen);
 --- on_call(call), on_result(call), on_turn(result, n): called as things happen.
----@param o table
+---@param o llmrun.AgentOptions
 ---@return llmrun.Agent
 function M.new(o)
     check_options(o)

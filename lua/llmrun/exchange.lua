@@ -120,12 +120,20 @@ function Response:answer(status, text, kind)
     return check_sent(self, self.core:answer(status, self.headers, text))
 end
 
+--- The whole answer, a value as JSON.
+---@param value any
+---@param status? integer
 function Response:json(value, status)
     local text, err = json.encode(value, { replace = true })
     if not text then error("res:json: " .. err, 2) end
     return self:answer(status or 200, text, "application/json")
 end
 
+--- The whole answer, in OpenAI's error shape.
+---@param status integer
+---@param message string
+---@param param? string the field at fault
+---@param code? string
 function Response:fail(status, message, param, code)
     if status == 429 or status == 503 then self:header("Retry-After", "1") end
     return self:json(M.error_body(status, message, param, code), status)

@@ -182,13 +182,17 @@ function M.request(o)
     return request("llm.http.request", o)
 end
 
+--- A GET of a URL; options as in request.
 ---@param url string
 ---@param o? table
+---@return table? answer, string? err, string? code
 function M.get(url, o) return request("llm.http.get", with("llm.http.get", o, { url = url })) end
 
+--- A POST to a URL; options as in request.
 ---@param url string
 ---@param body? string (or json in o)
 ---@param o? table
+---@return table? answer, string? err, string? code
 function M.post(url, body, o)
     return request("llm.http.post", with("llm.http.post", o, { url = url, body = body, method = "POST" }))
 end

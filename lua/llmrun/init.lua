@@ -40,12 +40,6 @@ function llm.run(fn, ...)
     error(type(results[3]) == "table" and results[3] or results[2], 0)
 end
 
-local load_options = {
-    device = "string", threads = "integer", isa = "string", compute = "string", arch = "string|function",
-    allow_unused = "boolean",
-}
-for k, v in pairs(require("llmrun.model").engine_options) do load_options[k] = v end
-
 --- Loads a model: a GGUF file, a folder with one, or a name that scripts/fetch_model knows.
 ---   device ("auto", "cpu", "cuda:0"), threads (0 = all), isa, compute ("fast"; "int8": activations of
 ---   8 bits; "bf16": needs AMX; "f32": the exact reference path; "loose": GPUs, cuBLAS for many rows)
@@ -56,11 +50,12 @@ for k, v in pairs(require("llmrun.model").engine_options) do load_options[k] = v
 ---   policy: who runs when, see policy.lua
 ---   template: a chat template in place of the model's, Jinja text or a function
 ---@param name string
----@param opts? table
+---@param opts? llmrun.LoadOptions
 ---@return llmrun.Model
 function llm.load(name, opts)
     if type(name) ~= "string" then errors.raise("llm.load", "a file or a model's name expected, got " .. type(name)) end
-    options.check("llm.load", opts, load_options, 2)
+    local models = require "llmrun.model"
+    options.check("llm.load", opts, models.load_options, 2)
     local o = {}
     for k, v in pairs(opts or {}) do o[k] = v end
     if o.device == "auto" then o.device = nil end
@@ -72,14 +67,16 @@ function llm.load(name, opts)
     local path = errors.check("llm.load", require("llmrun.catalog").find(name))
     local core_model, info = errors.check("llm.load", require("llmrun.loader").open(path, o))
     info.default_kv_type = o.compute == "f32" and "f32" or nil
-    return require("llmrun.model").new("llm.load", core_model, o, info)
+    return models.new("llm.load", core_model, o, info)
 end
 
 --- Serves models and programs over HTTP, with the OpenAI API: see serve.lua.
----@param opts table
+---@param opts llmrun.ServeOptions
 function llm.serve(opts) return require("llmrun.serve").run(opts) end
 
---- A model whose tokens a function gives: see scripted.lua.
+--- A model whose tokens a function gives, { vocab =, next = function(tokens) ... }: see scripted.lua.
+---@param opts table
+---@return llmrun.Model
 function llm.scripted(opts) return require("llmrun.scripted").new(opts) end
 
 --- Puts the policy of a file in charge of a model's engine, and again whenever the file changes: see policy.lua.
@@ -89,16 +86,25 @@ function llm.scripted(opts) return require("llmrun.scripted").new(opts) end
 function llm.watch(model, path, opts) return model:watch(path, opts) end
 
 --- A chain of sampling stages: see sampler.lua.
+---@param stages table
+---@return llmrun.Sampler
 function llm.sampler(stages) return require("llmrun.sampler").new(stages) end
 
 --- A model that calls tools until it has an answer: see agent.lua.
+---@param opts llmrun.AgentOptions
 ---@return llmrun.Agent
 function llm.agent(opts) return require("llmrun.agent").new(opts) end
 
 --- Runs a program beside the engine and waits for its end: see exec.lua.
+---@param command string[]|string
+---@param opts? table
+---@return table? result, string? err, string? code
 function llm.exec(command, opts) return require("llmrun.exec").exec(command, opts) end
 
 --- Runs a program of a stranger's, within limits: see sandbox.lua.
+---@param source string
+---@param opts? table
+---@return table? result, string? err, string? code
 function llm.sandbox(source, opts) return require("llmrun.sandbox").run(source, opts) end
 
 --- HTTP requests: see http.lua. Loaded when first used.
@@ -106,6 +112,7 @@ llm.http = setmetatable({}, { __index = function(_, key) return require("llmrun.
 
 --- A memory of token texts, for functions that draft: see spec.lua.
 ---@param max_tokens? integer
+---@return llmrun.Memory
 function llm.memory(max_tokens) return require("llmrun.spec").memory(max_tokens) end
 
 --- Sets the seed from which those of later requests follow (each request without one gets its own).

@@ -203,6 +203,8 @@ function M.wait(ticket, what, cleanup)
 end
 
 --- Ends a task: the cleanup of what it waits for, then its <close> handlers, innermost first. False if it had finished.
+---@param reason? string
+---@return boolean
 function Task:cancel(reason)
     if not alive[self] then return false end
     if self == current then error("a task can't cancel itself", 2) end
@@ -253,6 +255,7 @@ function Task:result(name)
 end
 
 --- Waits for the end and gives the task's results; an error in it is raised here, with its traceback.
+---@return any ...
 function Task:wait()
     self:join()
     return self:result()

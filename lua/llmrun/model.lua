@@ -14,6 +14,8 @@ local spec = require "llmrun.spec"
 local M = {}
 
 ---@class llmrun.Model
+---@field info { name: string, arch: string, path: string, n_vocab: integer, ctx: integer, bos: integer, eos: integer }
+---@field closed? boolean
 local Model = {}
 Model.__index = Model
 
@@ -23,7 +25,13 @@ M.engine_options = {
     prompt_rows = "integer", preempt = "string", swap_bytes = "integer", max_pinned = "integer", patience = "integer",
     kv = "table", template = "string|function", policy = "table|function|string", speculate = spec.type,
 }
-local kv_options = {
+--- What llm.load takes beside these.
+M.load_options = {
+    device = "string", threads = "integer", isa = "string", compute = "string", arch = "string|function",
+    allow_unused = "boolean",
+}
+for k, v in pairs(M.engine_options) do M.load_options[k] = v end
+M.kv_options = {
     blocks = "integer|string|table", memory = "number", type = "string", value_type = "string",
     block_size = "integer",
     prefix_cache = "boolean", hash_bits = "integer", spill = "string", spill_bytes = "integer",
@@ -31,7 +39,7 @@ local kv_options = {
 
 local function engine_config(call, o, default_kv_type)
     local kv = o.kv or {}
-    options.check(call .. ": kv", kv, kv_options, 3)
+    options.check(call .. ": kv", kv, M.kv_options, 3)
     local types = require("llmrun.plan").kv_value_bytes
     for _, name in ipairs { "type", "value_type" } do
         if kv[name] and not types[kv[name]] then
@@ -90,7 +98,7 @@ local function check_open(self, call)
     if self.closed then errors.raise(call, "the model is closed", "state") end
 end
 
-local session_options = {
+M.session_options = {
     template = "string|function", tools = "table", vars = "table", salt = "string", tag = "integer|table",
     adapter = "table",
 }
@@ -104,11 +112,11 @@ end
 --- A new session: a sequence of tokens with its KV, and perhaps a chat. Options: template (instead of the model's),
 --- tools and vars (for the template), salt (keeps its prefix cache apart), tag (for eviction policies), adapter (of
 --- model:adapter; part of the prefix cache's key).
----@param opts? table
+---@param opts? llmrun.SessionOptions
 ---@return llmrun.Session
 function Model:session(opts)
     check_open(self, "model:session")
-    options.check("model:session", opts, session_options, 2)
+    options.check("model:session", opts, M.session_options, 2)
     opts = opts or {}
     local seq = errors.check("model:session", self.engine:seq(seq_options("model:session", opts)))
     local c = opts.template and chat.new("model:session", opts.template, self.vocab, self.info.name) or self.chat
@@ -116,9 +124,12 @@ function Model:session(opts)
 end
 
 --- A session that s:save wrote. Options as in session.
+---@param path string
+---@param opts? llmrun.SessionOptions
+---@return llmrun.Session
 function Model:restore(path, opts)
     check_open(self, "model:restore")
-    options.check("model:restore", opts, session_options, 2)
+    options.check("model:restore", opts, M.session_options, 2)
     opts = opts or {}
     local seq = errors.check("model:restore", self.engine:restore(path, seq_options("model:restore", opts)))
     local c = opts.template and chat.new("model:restore", opts.template, self.vocab, self.info.name) or self.chat
@@ -138,6 +149,7 @@ end
 
 --- This model as if it had the adapter in it: for code that makes its own sessions, as a server does.
 ---@param a llmrun.Adapter
+---@return llmrun.Model
 function Model:with(a)
     check_open(self, "model:with")
     if a == nil then errors.raise("model:with", "an adapter expected, got nil") end
@@ -187,6 +199,7 @@ function Model:apply_template(messages, vars)
 end
 
 --- Counters and histograms of the engine (see engine/metrics.h).
+---@return table
 function Model:metrics()
     check_open(self, "model:metrics")
     local m = self.engine:metrics()
@@ -195,12 +208,14 @@ function Model:metrics()
 end
 
 --- The same as Prometheus text.
+---@return string
 function Model:prometheus()
     check_open(self, "model:prometheus")
     return (errors.check("model:prometheus", self.engine:prometheus(self.info.name)))
 end
 
 --- What runs now and what memory holds: see lua_engine.c, engine_info.
+---@return table
 function Model:stats()
     check_open(self, "model:stats")
     return self.engine:info()
@@ -213,6 +228,7 @@ function Model:check()
 end
 
 --- Writes a trace of all steps from now on to a file (Chrome's and Perfetto's format); nil ends it.
+---@param path? string
 function Model:trace(path)
     check_open(self, "model:trace")
     errors.check("model:trace", self.engine:trace(path))

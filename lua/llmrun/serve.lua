@@ -34,7 +34,7 @@ local M = {}
 local Server = {}
 Server.__index = Server
 
-local known = {
+M.options = {
     host = "string", port = "integer", models = "table", model_names = "table", routes = "table",
     api_keys = "table|string", openai = "boolean|table", page = "boolean|string", cors = "table", hosts = "table",
     scripts = "boolean|table", log = "function",
@@ -223,10 +223,10 @@ local function listener_config(o)
 end
 
 --- Starts a server and returns it; the calling task goes on. Options: see M.run.
----@param o table
+---@param o llmrun.ServeOptions
 ---@return llmrun.Server
 function M.start(o)
-    options.check("llm.serve", o, known, 2)
+    options.check("llm.serve", o, M.options, 2)
     o = o or {}
     local list, names = model_list(o.models, o.model_names)
     local self = setmetatable({
@@ -291,7 +291,8 @@ function Server:wait()
     if not self.closed then loop.wait(self.over, "server:wait", function() self:close() end) end
 end
 
---- http://HOST:PORT
+--- Its address, as http://HOST:PORT.
+---@return string
 function Server:url()
     local host = self.host:find(":", 1, true) and "[" .. self.host .. "]" or self.host
     return ("http://%s:%d"):format(host, self.port)
@@ -310,7 +311,7 @@ end
 ---   limits: max_connections (4096), max_requests (1024 at once), max_header (32 KiB), max_body (64 MiB),
 ---     max_bodies (256 MiB together), max_stream (256 KiB waiting for a client), idle_timeout (75 s), header_timeout
 ---     (20 s), body_timeout (120 s)
----@param o table
+---@param o llmrun.ServeOptions
 function M.run(o)
     local server <close> = M.start(o)
     local fd = errors.check("llm.serve", core.catch_terminate(true))

@@ -19,11 +19,12 @@ local spec = require "llmrun.spec"
 local M = {}
 
 ---@class llmrun.Session
+---@field model llmrun.Model
 ---@field len integer tokens it holds
 ---@field tokens integer[] a copy of them
 ---@field text string their text
 ---@field messages table[] the chat so far
----@field result? table of the last gen, stream or select
+---@field result? llmrun.Result of the last gen, stream or select
 ---@field picked table<string, string> the texts that select chose, by name
 local Session = {}
 
@@ -95,10 +96,9 @@ local function keep_pinned(self)
     if n and n > 0 and n <= self.seq:len() then anchors.keep(self, n) end
 end
 
-local roles = { system = true, user = true, assistant = true, tool = true }
-
 --- Adds a message of any form that the template knows: { role =, content =, ... }.
 ---@param message table
+---@return llmrun.Session
 function Session:message(message)
     ready(self, "s:message")
     if type(message) ~= "table" or type(message.role) ~= "string" then
@@ -113,22 +113,41 @@ function Session:message(message)
     return self
 end
 
-for role in pairs(roles) do
-    Session[role] = function(self, content)
-        local call = "s:" .. role
-        ready(self, call)
-        if type(content) ~= "string" and type(content) ~= "table" then
-            errors.raise(call, ("text expected, got %s"):format(type(content)))
-        end
-        return self:message { role = role, content = content }
+local function add_message(self, role, content)
+    local call = "s:" .. role
+    ready(self, call)
+    if type(content) ~= "string" and type(content) ~= "table" then
+        errors.raise(call, ("text expected, got %s"):format(type(content)))
     end
+    return self:message { role = role, content = content }
 end
+
+--- Adds a message of the system's: what the model is to know and to do.
+---@param content string|table
+---@return llmrun.Session
+function Session:system(content) return add_message(self, "system", content) end
+
+--- Adds a message of the user's.
+---@param content string|table
+---@return llmrun.Session
+function Session:user(content) return add_message(self, "user", content) end
+
+--- Adds an answer of the model's, as if it had given it.
+---@param content string|table
+---@return llmrun.Session
+function Session:assistant(content) return add_message(self, "assistant", content) end
+
+--- Adds what a tool has returned.
+---@param content string|table
+---@return llmrun.Session
+function Session:tool(content) return add_message(self, "tool", content) end
 
 --- Adds tokens: a text, an id or a list of ids. In a chat they belong to the assistant's turn, which is opened if it is
 --- not yet. A text at the very beginning gets the BOS token that the model wants. Options: special (names of special
 --- tokens in the text count), bos (false: none).
 ---@param what string|integer|integer[]
 ---@param opts? { special?: boolean, bos?: boolean }
+---@return llmrun.Session
 function Session:append(what, opts)
     ready(self, "s:append")
     options.check("s:append", opts, { special = "boolean", bos = "boolean" }, 2)
@@ -148,13 +167,13 @@ end
 
 -- Generating
 
-local gen_options = {
+M.gen_options = {
     max_tokens = "integer", stop = "string|table", stop_ids = "table", ignore_eos = "boolean", special = "boolean",
     logprobs = "boolean|integer", seed = "integer", priority = "integer", deadline = "number", tenant = "string",
     tag = "integer|table", fault = "string|table", speculate = spec.type,
 }
-for k, v in pairs(sampler.options) do gen_options[k] = v end
-for k, v in pairs(constrain.options) do gen_options[k] = v end
+for k, v in pairs(sampler.options) do M.gen_options[k] = v end
+for k, v in pairs(constrain.options) do M.gen_options[k] = v end
 
 local MAX_STOP = 4096 -- bytes of a stop string: a stream holds back as many
 
@@ -173,7 +192,7 @@ end
 
 local function start(self, call, o)
     ready(self, call)
-    options.check(call, o, gen_options, 3)
+    options.check(call, o, M.gen_options, 3)
     o = o or {}
     if o.max_tokens and o.max_tokens < 1 then errors.raise(call, "max_tokens must be at least 1") end
     local stop = stop_list(call, o.stop)
@@ -276,8 +295,8 @@ end
 --- tokens_per_second }, seed, value (with json) }. Options: max_tokens, stop, stop_ids, ignore_eos, special, logprobs,
 --- seed, the sampling options (sampler.lua), what the text must look like (constrain.lua), priority, deadline (seconds
 --- from now), tenant, tag.
----@param opts? table
----@return table
+---@param opts? llmrun.GenOptions
+---@return llmrun.Result
 function Session:gen(opts)
     local op = start(self, "s:gen", opts)
     op.logprobs = opts and opts.logprobs
@@ -288,7 +307,8 @@ end
 
 --- As gen, piece by piece: for piece in s:stream{...} do ... end. Leaving the loop early ends the request; s.result has
 --- what gen would have returned.
----@param opts? table
+---@param opts? llmrun.GenOptions
+---@return fun(): string?
 function Session:stream(opts)
     local op = start(self, "s:stream", opts)
     op.logprobs = opts and opts.logprobs
@@ -323,6 +343,7 @@ end
 
 --- Ends the call that another branch waits for in this session; it returns what there is, with finish_reason
 --- "cancelled". False if there is none.
+---@return boolean
 function Session:cancel()
     if not self.op then return false end
     self.op:cancel()
@@ -333,6 +354,7 @@ end
 
 --- Computes what is pending and gives the logits for the next token: a view that is dead once anything waits (see
 --- lua_logits.c: argmax, topk, get, softmax, logprob, entropy, sample, add, scale, mask, keep, copy).
+---@return llmrun.Logits
 function Session:logits()
     ready(self, "s:logits")
     open_turn(self, "s:logits")
@@ -356,6 +378,7 @@ end
 --- Log-probabilities of the session's own tokens from position `from` on (1-based; 2 or more): a list of { id, logprob,
 --- text }, and their sum. top = n adds the n best of each place; keep = core.rows(n, vocabulary) takes their logits.
 ---@param opts? { from?: integer, top?: integer, keep?: userdata }
+---@return table[] list, number sum
 function Session:score(opts)
     ready(self, "s:score")
     options.check("s:score", opts, { from = "integer", top = "integer", keep = "any" }, 2)
@@ -433,6 +456,7 @@ end
 --- an error of code "cancelled". keep = true leaves them alone.
 ---@param winner llmrun.Session
 ---@param opts? { keep?: boolean }
+---@return llmrun.Session
 function Session:join(winner, opts)
     ready(self, "s:join")
     options.check("s:join", opts, { keep = "boolean" }, 2)
@@ -473,6 +497,7 @@ end
 
 --- Cuts the session to its first pos tokens; messages whose end is cut off go too. A negative pos counts from the end.
 ---@param pos integer
+---@return llmrun.Session
 function Session:rewind(pos)
     ready(self, "s:rewind")
     if math.type(pos) ~= "integer" then errors.raise("s:rewind", "a position (integer) expected, got " .. type(pos)) end
@@ -481,6 +506,7 @@ end
 
 --- As rewind, to a length counted from the beginning.
 ---@param n integer
+---@return llmrun.Session
 function Session:truncate(n)
     ready(self, "s:truncate")
     if math.type(n) ~= "integer" or n < 0 then
@@ -523,6 +549,8 @@ function Session:set_tag(tag)
 end
 
 --- Writes tokens and KV to a file that model:restore reads.
+---@param path string
+---@return llmrun.Session
 function Session:save(path)
     ready(self, "s:save")
     if type(path) ~= "string" then errors.raise("s:save", "a path expected, got " .. type(path)) end

@@ -15,7 +15,7 @@ if llmrun run -m /none.gguf -p x 2>/tmp/err; then exit 1; fi
 cat /tmp/err
 zcat /usr/share/man/man1/llmrun.1.gz | head -n 1
 ls /usr/share/bash-completion/completions/llmrun /usr/share/zsh/vendor-completions/_llmrun \
-    /usr/share/fish/vendor_completions.d/llmrun.fish
+    /usr/share/fish/vendor_completions.d/llmrun.fish /usr/share/llmrun/library/llmrun.lua
 
 apt-get -qq install -y --no-install-recommends lua5.4 >/tmp/apt.log 2>&1 || { tail /tmp/apt.log; exit 1; }
 echo "stock: $(lua5.4 /tmp/module.lua)"
