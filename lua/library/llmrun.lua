@@ -20,8 +20,8 @@ function llm.run(fn, ...) end
 ---   8 bits; "bf16": needs AMX; "f32": the exact reference path; "loose": GPUs, cuBLAS for many rows)
 ---   arch: name, file or function of the layer graph; allow_unused: load although it leaves tensors unused
 ---   ctx: longest sequence; kv = { memory = 0.9 | bytes, blocks = n | "auto", type = "f16", block_size = 16,
----     prefix_cache = true, spill = "folder", spill_bytes = n }; max_batch_tokens, max_seqs, chunk, preempt,
----     swap_bytes, max_pinned
+---     prefix_cache = true, spill = "folder", spill_bytes = n }; max_batch_tokens, max_seqs, chunk, prompt_rows,
+---     preempt, swap_bytes, max_pinned
 ---   policy: who runs when, see policy.lua
 ---   template: a chat template in place of the model's, Jinja text or a function
 ---@param name string
@@ -405,6 +405,9 @@ function PolicyWatch:stop() end
 ---@field models llmrun.Model[]
 local Server = {}
 
+--- Answers a request, an object as the listener gives them.
+function Server:take(core_req, id) end
+
 --- Answers what has come, takes nothing more, and ends; what takes longer than so many seconds is cut off.
 ---@param seconds? number
 function Server:stop(seconds) end
@@ -648,6 +651,7 @@ function Graph:head(x) end
 ---@field patience? integer
 ---@field policy? table|function|string
 ---@field preempt? string
+---@field prompt_rows? integer
 ---@field speculate? boolean|string|table|function
 ---@field swap_bytes? integer
 ---@field template? string|function
