@@ -251,20 +251,18 @@ end
 local open_options = { most = "integer", skip = "integer", speed = "number", scale = "number", limit = "integer",
     seed = "integer" }
 
---- One row after the other of a file, relative to the first; raises where the file goes wrong.
+--- One row after the other of a file, relative to the first; nil and a text where the file goes wrong.
 local function file_stream(path)
     local next_row, format = file_rows(path)
     if not next_row then return nil, format end
     local first, last
     return function()
         local row, bad = next_row()
-        if bad then errors.raise("trace", bad, "format") end
-        if not row then return nil end
+        if not row then return nil, bad end
         if row.after and last then row.at = last end
         row.at = row.at or 0
         if last and row.at < last then
-            errors.raise("trace", ("%s: row %d is earlier than the one before; sort the file by time"):format(path,
-                row.number), "format")
+            return nil, ("%s: row %d is earlier than the one before; sort the file by time"):format(path, row.number)
         end
         last = row.at
         first = first or row.at
@@ -301,15 +299,15 @@ function M.open(what, opts)
     local given, change, gone = 0, o.scale or o.limit, {} -- gone: rows left out, by number, of the last arrival
     local begin
     for _ = 1, o.skip or 0 do
-        local row = next_row()
-        if not row then return nil, ("%s: it has no more than %d rows"):format(what, o.skip) end
+        local row, bad = next_row()
+        if not row then return nil, bad or ("%s: it has no more than %d rows"):format(what, o.skip) end
         if not row.after then gone = {} end
         gone[row.number] = true
     end
     local function rows()
         while not o.most or given < o.most do
-            local row = next_row()
-            if not row then return nil end
+            local row, bad = next_row()
+            if not row then return nil, bad end
             begin = begin or (o.skip or 0) > 0 and row.at or 0
             row.at = row.at - begin
             if o.speed then row.at = row.at / o.speed end
@@ -328,7 +326,8 @@ function M.open(what, opts)
         end
         return nil
     end
-    local head = rows() -- an empty trace is an error here, not a surprise later
+    local head, flaw = rows() -- an empty trace is an error here, not a surprise later
+    if flaw then return nil, flaw end
     if not head then
         return nil, (o.skip or 0) > 0 and not o.limit and ("%s: it has no more than %d rows"):format(what, o.skip)
             or ("%s: no rows there%s"):format(what, o.limit and " that are short enough" or "")
@@ -339,7 +338,10 @@ function M.open(what, opts)
             head = nil
             return row
         end
-        return rows()
+        local bad
+        row, bad = rows()
+        if bad then errors.raise("trace", bad, "format") end
+        return row
     end, format
 end
 

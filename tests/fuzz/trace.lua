@@ -1,5 +1,6 @@
 --- Any bytes as a trace of requests (llmrun.traces): rows, scaled and cut to prompts, or a refusal with its line.
 
+local errors = require "llmrun.errors"
 local traces = require "llmrun.traces"
 
 local path = os.tmpname()
@@ -10,10 +11,29 @@ local function tokens(n, salt)
     return t
 end
 
+-- Row by row: an error of the library, or rows in order that wait for earlier ones only.
+local function stream()
+    local rows, err = traces.open(path, { scale = 0.5, skip = 1 })
+    if not rows then
+        assert(type(err) == "string" and err ~= "")
+        return
+    end
+    local ok, why = pcall(function()
+        local last = 0
+        for r in rows do
+            assert(r.at >= last and r.prompt >= 1 and r.output >= 1, "a bad row")
+            assert(not r.after or r.after < r.number, "a row waits for a later one")
+            last = r.at
+        end
+    end)
+    assert(ok or errors.is(why), why)
+end
+
 return function(text)
     local f <close> = assert(io.open(path, "wb"))
     f:write(text)
     f:close()
+    stream()
     local rows, err = traces.read(path, 50, #text % 3)
     if not rows then
         assert(type(err) == "string" and err ~= "")

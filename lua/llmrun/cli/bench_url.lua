@@ -277,32 +277,32 @@ local function print_text(rec)
     end
 end
 
-local function distribution(name, values)
+local function distribution(report, name, values)
     local x, y = {}, {}
     for i, v in ipairs(values) do x[i], y[i] = v * 1000, i / #values * 100 end
-    return require("llmrun.plot").svg {
+    return report.plot {
         title = name, x = { label = "milliseconds", min = 0 }, y = { label = "% of them at most", min = 0, max = 100 },
-        series = { { name = name, x = x, y = y, kind = "steps" } },
+        series = { { name = name, x = x, y = y, kind = "steps" } }, width = 560, height = 340,
     }
 end
 
 local function write_report(path, rec, title)
-    local f, err = io.open(path, "w")
-    if not f then args.fail(err) end
-    f:write("<!doctype html><meta charset=utf-8><title>", title, "</title><style>body{font:15px sans-serif;",
-        "margin:2em}td,th{padding:.2em 1em;text-align:right}</style><h1>", title, "</h1>",
-        "<table><tr><th>ms<th>mean<th>median<th>p90<th>p99</tr>")
-    for _, name in ipairs { "ttft", "tpot", "itl", "e2e" } do
-        local s = rec[name .. "_ms"]
-        f:write(("<tr><th>%s<td>%.1f<td>%.1f<td>%.1f<td>%.1f</tr>"):format(name:upper(), s.mean, s.median, s.p90,
-            s.p99))
+    local report = require "llmrun.report"
+    local rows, plots = {}, {}
+    for i, name in ipairs { "ttft", "tpot", "itl", "e2e" } do
+        local s, text = rec[name .. "_ms"], {}
+        for k, key in ipairs { "mean", "median", "p90", "p99" } do text[k] = ("%.1f"):format(s[key]) end
+        rows[i] = { name:upper(), table.unpack(text) }
+        if #rec.raw[name] > 0 then plots[#plots + 1] = distribution(report, name:upper(), rec.raw[name]) end
     end
-    f:write(("</table><p>%d requests answered, %d failed, in %.1f s: %.2f requests/s, %.1f tokens/s.</p>"):format(
-        rec.completed, rec.failed, rec.duration, rec.request_rate, rec.output_rate))
-    for _, name in ipairs { "ttft", "tpot", "itl", "e2e" } do
-        if #rec.raw[name] > 0 then f:write(distribution(name:upper(), rec.raw[name])) end
-    end
-    f:close()
+    local ok, err = report.save(path, report.page {
+        title = title,
+        lead = ("%d requests answered, %d failed, in %.1f s: %.2f requests/s, %.1f tokens/s."):format(rec.completed,
+            rec.failed, rec.duration, rec.request_rate, rec.output_rate),
+        sections = { { title = "Times", report.table { caption = "Milliseconds", heads = { "", "mean", "median", "p90",
+            "p99" }, rows = rows }, report.plots(plots) } },
+    })
+    if not ok then args.fail(err) end
 end
 
 function M.run(o)
