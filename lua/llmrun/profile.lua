@@ -8,7 +8,8 @@
 ---   step    kind = "table": rows, seconds (lists: a step of so many rows without context), and seconds for each
 ---           step, sequence (in a step), token (drawn), decode_context (token that a decoding row looks back at),
 ---           prefill_pair (a row of a prompt and a token that it sees)
----           kind = "roofline": flops, bandwidth (a second, as reached), and step, sequence, token as above
+---           kind = "roofline": flops, attention_flops, bandwidth (a second, as reached), and step, sequence, token as
+---           above
 ---   links   roofline: tp = { latency, bandwidth } of one exchange between the GPUs of a replica, pp = the same from
 ---           stage to stage; exchanges = { layer = how many in a layer, bytes = of a row in all of a layer's }
 ---   kv      bytes_per_token; capacity_tokens, or for a roofline memory (bytes of one GPU) and reserve (bytes of it
@@ -81,6 +82,7 @@ end
 local function check_roofline(p)
     local step, model, kv = p.step, p.model, p.kv
     for _, name in ipairs { "flops", "bandwidth" } do number(step, "step", name, TINY) end
+    number(step, "step", "attention_flops", TINY, step.flops)
     for _, name in ipairs { "step", "sequence", "token" } do number(step, "step", name, 0, 0) end
     for _, name in ipairs { "parameters", "weight_bytes", "layers", "width", "heads", "head_dim" } do
         number(model, "model", name, 1)
@@ -212,7 +214,7 @@ function M.cost(p, opts)
         c.rows, c.seconds = points, {}
         for i, n in ipairs(points) do c.seconds[i] = roofline(p, n, tp, pp) end
         c.decode_context = kv.bytes_per_token / step.bandwidth / tp
-        c.prefill_pair = 4 * p.model.layers * p.model.heads * p.model.head_dim / step.flops / tp / pp
+        c.prefill_pair = 4 * p.model.layers * p.model.heads * p.model.head_dim / (step.attention_flops or step.flops) / tp / pp
     end
     return c, capacity(p, tp, pp)
 end

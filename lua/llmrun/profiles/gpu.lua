@@ -1,32 +1,67 @@
---- Profiles of NVIDIA GPUs from published figures: nothing here was measured by us. Each figure names its source.
+--- Profiles of NVIDIA GPUs, from published figures: nothing here was measured by us. FP8 weights and KV.
+---
+--- A step is bound by reading weights and KV, or by arithmetic, and a millisecond of it is neither. What share of the data
+--- sheet's figures is reached was fitted to the throughputs that TensorRT-LLM's performance overview gives for ten
+--- lengths of prompts and outputs (`tests/bench/simulate_published.lua` repeats the comparison); the step's own
+--- millisecond follows from the time a token at one request.
 
 local machines = {
-    h100 = { name = "NVIDIA H100 SXM 80 GB", memory = 80e9, bandwidth = 3.35e12, flops = 989.4e12 },
-    h200 = { name = "NVIDIA H200 SXM 141 GB", memory = 141e9, bandwidth = 4.8e12, flops = 989.4e12 },
+    h100 = {
+        name = "NVIDIA H100 SXM", memory = 80e9, bandwidth = 3.35e12, flops = 1979e12,
+        source = "NVIDIA H100 data sheet: 80 GB, 3.35 TB/s, 1979 TFLOPS of dense FP8, NVLink 900 GB/s both ways together",
+    },
+    h200 = {
+        name = "NVIDIA H200 SXM", memory = 141e9, bandwidth = 4.8e12, flops = 1979e12,
+        source = "NVIDIA H200 data sheet: 141 GB, 4.8 TB/s, 1979 TFLOPS of dense FP8, NVLink 900 GB/s both ways together",
+    },
 }
+
 local models = {
-    ["8b"] = { name = "Llama 3.1 8B", parameters = 8.03e9, weight_bytes = 16.06e9, layers = 32, width = 4096,
-        heads = 32, head_dim = 128, kv_heads = 8, context = 131072 },
-    ["70b"] = { name = "Llama 3.1 70B", parameters = 70.6e9, weight_bytes = 141.2e9, layers = 80, width = 8192,
-        heads = 64, head_dim = 128, kv_heads = 8, context = 131072 },
+    ["8b"] = {
+        name = "Llama 3.1 8B, FP8", parameters = 8.03e9, weight_bytes = 9.08e9, layers = 32, width = 4096, heads = 32,
+        head_dim = 128, kv_heads = 8, context = 131072,
+    },
+    ["70b"] = {
+        name = "Llama 3.1 70B, FP8", parameters = 70.6e9, weight_bytes = 72.7e9, layers = 80, width = 8192, heads = 64,
+        head_dim = 128, kv_heads = 8, context = 131072,
+    },
 }
+
+-- Mean absolute error against the overview's throughputs, by profile (tests/bench/simulate_published.lua).
+local errors = {}
+
+local RESERVE = 0.1 -- of a GPU's memory: activations, graphs, the CUDA context
 
 return function(machine, model)
     local m, w = machines[machine], models[model]
+    local name = machine .. "-" .. model
     return {
-        format = "llmrun-profile-1", name = machine .. "-" .. model,
-        source = "TODO", model = w, machine = { name = m.name },
-        tp = model == "70b" and 4 or 1,
-        step = { kind = "roofline", flops = 0.6 * m.flops, bandwidth = 0.8 * m.bandwidth, step = 5e-4, sequence = 5e-6,
-            token = 0 },
+        format = "llmrun-profile-1", name = name,
+        source = "roofline of data sheets, its efficiencies fitted to published throughputs",
+        sources = {
+            machine = m.source,
+            model = "arXiv:2407.21783 (Llama 3): layers, widths, heads; linear layers in FP8, embedding and head in BF16",
+            efficiency = "TensorRT-LLM, docs/source/performance/perf-overview.md at commit 00f3768: Llama 3.1 8B and "
+                .. "Llama 3.3 70B, FP8, H100 and H200, throughput under maximum load",
+            step = "NVIDIA NIM for LLMs, performance page, Llama 3.1 8B 1.8.0: 4.63 ms a token at one request",
+            links = "8 us an exchange and 300 GB/s of NVLink's 450 one way: assumed, see src/dist/README.md; "
+                .. "InfiniBand NDR between stages, 400 Gbit/s, 40 GB/s of it reached: assumed",
+            swap = "PCIe 5.0 x16, 50 GB/s of 64 reached: assumed",
+        },
+        model = w, machine = { name = m.name }, tp = model == "70b" and machine == "h100" and 2 or 1,
+        step = {
+            kind = "roofline", flops = 0.55 * m.flops, attention_flops = 0.45 * m.flops, bandwidth = 0.85 * m.bandwidth,
+            step = 1.4e-3, sequence = 0, token = 0,
+        },
         links = {
             tp = { latency = 8e-6, bandwidth = 300e9 }, pp = { latency = 1e-5, bandwidth = 40e9 },
-            exchanges = { layer = 2, bytes = 2 * 2 * 2 * w.width },
+            exchanges = { layer = 2, bytes = 2 * 2 * 2 * w.width }, -- two all-reduces, sent and received, in 16 bits
         },
         kv = {
-            bytes_per_token = 2 * w.layers * w.kv_heads * w.head_dim * 2, memory = m.memory,
-            reserve = 0.1 * m.memory, swap_bandwidth = 50e9,
+            bytes_per_token = 2 * w.layers * w.kv_heads * w.head_dim, memory = m.memory, reserve = RESERVE * m.memory,
+            swap_bandwidth = 50e9,
         },
-        engine = { max_batch_tokens = 2048, max_seqs = 256, block_size = 16 },
+        engine = { max_batch_tokens = 8192, max_seqs = 1024, block_size = 16 },
+        error = { mean_abs = errors[name], of = "throughput, against the published table" },
     }
 end
