@@ -14,7 +14,7 @@
 ---           stage to stage; exchanges = { layer = how many in a layer, bytes = of a row in all of a layer's }
 ---   kv      bytes_per_token; capacity_tokens, or for a roofline memory (bytes of one GPU) and reserve (bytes of it
 ---           that hold neither weights nor KV); swap_bandwidth (bytes a second to host memory)
----   engine  defaults of max_batch_tokens, max_seqs, chunk, block_size
+---   engine  defaults of max_batch_tokens, max_seqs, chunk, prompt_rows, block_size
 ---   error   how far the fit is off on steps that it has not seen: mean_abs, p90 (relative)
 
 local json = require "llmrun.json"

@@ -6,10 +6,10 @@
 ---
 --- Options: policy (a name, a file, a function, a table; nil: the built-in rule; each replica makes its own, but of a
 --- table), policy_options, trace, profile, replicas (1), router (simulate/routers.lua), seed (of math.random; 1), tp,
---- pp, engine { max_batch_tokens, max_seqs, chunk, block_size, kv_tokens, prefix_cache, preempt, swap_bytes }, slo
---- { ttft, tpot } in seconds, rows (true: keep a record of each request), progress(done, virtual seconds), sample
---- (seconds between two points of the time line), oversize ("error", or "drop": what fits no replica counts as failed),
---- steady (false: every step asks the policy).
+--- pp, engine { max_batch_tokens, max_seqs, chunk, prompt_rows, block_size, kv_tokens, prefix_cache, preempt,
+--- swap_bytes }, slo { ttft, tpot } in seconds, rows (true: keep a record of each request), progress(done, virtual
+--- seconds), sample (seconds between two points of the time line), oversize ("error", or "drop": what fits no replica
+--- counts as failed), steady (false: every step asks the policy).
 ---
 --- The trace is a list of rows, or a function that gives the next row, or nil:
 ---
@@ -47,8 +47,8 @@ local known = {
     steady = "boolean",
 }
 local engine_known = {
-    max_batch_tokens = "integer", max_seqs = "integer", chunk = "integer", block_size = "integer",
-    kv_tokens = "integer", prefix_cache = "boolean", preempt = "string", swap_bytes = "integer",
+    max_batch_tokens = "integer", max_seqs = "integer", chunk = "integer", prompt_rows = "integer",
+    block_size = "integer", kv_tokens = "integer", prefix_cache = "boolean", preempt = "string", swap_bytes = "integer",
 }
 
 local function fail(text, ...) errors.raise(CALL, text:format(...)) end
@@ -73,7 +73,8 @@ end
 local function new_engine(cost, e, kv_tokens, o)
     local model = errors.check(CALL, core.simulated_new(cost))
     local engine = errors.check(CALL, core.engine_new(model, {
-        max_batch_tokens = e.max_batch_tokens, max_seqs = e.max_seqs, chunk = e.chunk, block_size = e.block_size,
+        max_batch_tokens = e.max_batch_tokens, max_seqs = e.max_seqs, chunk = e.chunk, prompt_rows = e.prompt_rows,
+        block_size = e.block_size,
         kv_blocks = math.max(1, kv_tokens // e.block_size), prefix_cache = e.prefix_cache, preempt = e.preempt,
         swap_bytes = e.swap_bytes, max_waiting = 1 << 24,
     }))

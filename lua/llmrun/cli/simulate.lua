@@ -32,6 +32,7 @@ a file that llmrun profile wrote. The same input gives the same output.]],
         { "max-batch-tokens", arg = "N", type = "integer", help = "rows of a step (default: the profile's)" },
         { "max-seqs", arg = "N", type = "integer", help = "requests that run at once on a replica" },
         { "chunk", arg = "N", type = "integer", help = "most prompt rows of one request in a step" },
+        { "prompt-rows", arg = "N", type = "integer", help = "prompt rows that the built-in rule always takes" },
         { "block-size", arg = "N", type = "integer", range = { 1, 256 }, help = "tokens in a KV block" },
         { "kv-tokens", arg = "N", type = "integer", help = "KV of a replica" },
         { "no-prefix-cache", help = "nothing is shared" },
@@ -110,7 +111,8 @@ function M.options(o)
         pp = o.pp, slo = { ttft = o.slo_ttft, tpot = o.slo_tpot }, sample = o.sample, rows = o.rows ~= nil,
         oversize = o.drop_oversize and "drop" or nil,
         engine = {
-            max_batch_tokens = o.max_batch_tokens, max_seqs = o.max_seqs, chunk = o.chunk, block_size = o.block_size,
+            max_batch_tokens = o.max_batch_tokens, max_seqs = o.max_seqs, chunk = o.chunk, prompt_rows = o.prompt_rows,
+            block_size = o.block_size,
             kv_tokens = o.kv_tokens, prefix_cache = not o.no_prefix_cache,
         },
     }

@@ -72,7 +72,7 @@ function M.profile(model, o)
         },
         engine = {
             max_batch_tokens = info.max_batch_tokens, max_seqs = info.max_seqs, chunk = info.chunk,
-            block_size = info.block_size,
+            prompt_rows = info.prompt_rows, block_size = info.block_size,
         },
         error = e,
     }, samples
