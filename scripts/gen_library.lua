@@ -42,6 +42,7 @@ local private = {
     ["llmrun.PolicyWatch"] = { busy = true, step = true },
     ["llmrun.Graph"] = { new = true, use = true, add = true, act = true, scale = true },
     ["llmrun.RouteResponse"] = { broken = true }, ["llmrun.Model"] = { check = true },
+    ["llmrun.Server"] = { take = true },
 }
 local M = { library = library, private = private, called = called }
 

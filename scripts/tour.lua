@@ -17,7 +17,8 @@ local function quote(s) return "'" .. s:gsub("'", "'\\''") .. "'" end
 
 --- A line of output within the width, without control characters.
 local function short(line)
-    line = line:gsub("\27%[[%d;]*%a", ""):gsub("%c", " "):gsub("%s+$", "")
+    local home = (os.getenv "HOME" or "~"):gsub("%p", "%%%0")
+    line = line:gsub(home, "~", 1):gsub("\27%[[%d;]*%a", ""):gsub("%c", " "):gsub("%s+$", "")
     if utf8.len(line) and utf8.len(line) > WIDTH then line = line:sub(1, utf8.offset(line, WIDTH - 3) - 1) .. " ..." end
     return line
 end
@@ -55,7 +56,7 @@ local parts = { head, [[
 ## The tour
 
 What they print (SmolLM2-135M; `build/llmrun scripts/tour.lua` writes this). The model is small, and its texts are what
-they are: the programs are the point.
+they are: the programs are the point. Times are of a machine that was busy with other work.
 ]] }
 for _, name in ipairs(list) do
     local text = read("examples/" .. name .. ".lua")

@@ -405,9 +405,6 @@ function PolicyWatch:stop() end
 ---@field models llmrun.Model[]
 local Server = {}
 
---- Answers a request, an object as the listener gives them.
-function Server:take(core_req, id) end
-
 --- Answers what has come, takes nothing more, and ends; what takes longer than so many seconds is cut off.
 ---@param seconds? number
 function Server:stop(seconds) end

@@ -98,7 +98,8 @@ starters.sampler = {
 local llm = require "llmrun"
 
 --- A sampler: the 40 best tokens, drawn the more boldly the less sure the model is.
---- Stages and what a function may do with logits: lua/README.md, "Samplers".
+--- Stages, and what a function may do with logits: lua/README.md, "Samplers and
+--- logits".
 return function(options)
     local most = options and options.temperature or 1
     return llm.sampler {

@@ -5,18 +5,16 @@ local core = require "llmrun.core"
 local M = {
     summary = "runs busted specs (Lua tests) that use llmrun",
     raw = true, -- flags are busted's own
-}
-
-local help = [[
-usage: llmrun test [FLAGS...] [SPEC or FOLDER...]
-
+    usage = "[FLAGS...] [SPEC or FOLDER...]",
+    help = [[
 Runs busted specs inside llmrun. Folders are searched for *_spec.lua; without any, tests/spec or spec. Flags are
 busted's own (busted --help lists them); the exit status is the number of failures, 0 if there are none.
-
-examples:
-  llmrun test tests/spec
-  llmrun test tests/spec/loop_spec.lua --filter "map"
-]]
+A spec needs no model file: require "llmrun.testing" has a model that says what the spec tells it, and an engine that is
+stepped by hand. llmrun new writes specs to begin with.]],
+    examples = [[
+        llmrun test tests/spec
+        llmrun test tests/spec/loop_spec.lua --filter "map"]],
+}
 
 local function default_folders()
     for _, folder in ipairs { "tests/spec", "spec" } do
@@ -46,7 +44,7 @@ end
 
 function M.run(argv)
     if argv[1] == "--help" or argv[1] == "-h" then
-        io.stdout:write(help)
+        io.stdout:write(require("llmrun.cli.args").help(M, "test"))
         return 0
     end
     if not has_path(argv) then
