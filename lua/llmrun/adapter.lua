@@ -205,10 +205,14 @@ function M.load(call, model, path, opts)
     local made, err, code = core.adapter_new(model.engine, parts)
     if not made then errors.raise(call, ("%s: %s"):format(path, err), code) end
     local info = made:info()
-    return setmetatable({
-        core = made, path = path, name = opts and opts.name or path:match "([^/]+)/*$", rank = rank,
+    local a = setmetatable({
+        core = made, path = path, scale = scale, name = opts and opts.name or path:match "([^/]+)/*$", rank = rank,
         parts = #parts, bytes = info.bytes, key = info.fingerprint,
     }, Adapter)
+    model.adapters = model.adapters or setmetatable({}, { __mode = "v" }) -- for recordings
+    table.insert(model.adapters, a)
+    if model.runner.recorder then model.runner.recorder:adapter(a) end
+    return a
 end
 
 --- Lets go of the adapter: no new sessions with it; those that have it keep it until they are closed.

@@ -12,6 +12,7 @@
 local branch = require "llmrun.branch"
 local errors = require "llmrun.errors"
 local loop = require "llmrun.loop"
+local notes = require "llmrun.record.notes"
 local options = require "llmrun.options"
 local template = require "llmrun.template"
 local tools = require "llmrun.tools"
@@ -224,6 +225,8 @@ local function turn(self, r)
     restate(self, calls, rest)
     branch.map(calls, function(call)
         perform(self, call)
+        notes.put("tool", { name = call.name, arguments = call.raw, result = call.result, error = call.error,
+            seconds = call.seconds })
         if self.opts.on_result then self.opts.on_result(call) end
     end, { concurrency = self.opts.concurrency })
     give_results(self, calls)

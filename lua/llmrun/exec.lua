@@ -3,6 +3,7 @@
 local core = require "llmrun.core"
 local errors = require "llmrun.errors"
 local loop = require "llmrun.loop"
+local notes = require "llmrun.record.notes"
 local options = require "llmrun.options"
 
 local M = {}
@@ -197,11 +198,14 @@ function M.exec(command, opts)
     job:start(o)
     loop.wait(job.ticket, CALL, function() job:finish() end)
     if job.failure then error(job.failure, 0) end
-    return {
+    local result = {
         status = job.how == "exit" and job.value or nil, signal = job.how == "signal" and job.value or nil,
         stdout = table.concat(job.out), stderr = table.concat(job.err), timed_out = job.timed_out or false,
         truncated = job.truncated or false, seconds = core.now() - began,
     }
+    notes.put("exec", { status = result.status, signal = result.signal, stdout = result.stdout,
+        stderr = result.stderr, seconds = result.seconds })
+    return result
 end
 
 return M

@@ -11,6 +11,7 @@
 local core = require "llmrun.core"
 local errors = require "llmrun.errors"
 local loop = require "llmrun.loop"
+local notes = require "llmrun.record.notes"
 local options = require "llmrun.options"
 
 local M = {}
@@ -156,9 +157,13 @@ local function request(call, o)
         w.ticket = loop.ticket()
         loop.wait(w.ticket, call, function() forget(id) end)
     end
-    if w.error then return nil, ("%s: %s"):format(call, w.error), w.code end
+    if w.error then
+        notes.put("http", { url = notes.address(o.url), error = w.error })
+        return nil, ("%s: %s"):format(call, w.error), w.code
+    end
     local r = answer(id, w)
     r.body = client:data(id)
+    notes.put("http", { url = notes.address(o.url), status = r.status, body = r.body, seconds = r.seconds })
     return r
 end
 
@@ -213,6 +218,7 @@ function M.stream(o)
             local piece = client:data(id)
             if piece ~= "" then
                 head = head or answer(id, w)
+                notes.put("http", { url = notes.address(o.url), status = head.status, piece = piece })
                 return piece, head
             end
             if w.done then

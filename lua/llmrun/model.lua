@@ -25,6 +25,10 @@ M.engine_options = {
     prompt_rows = "integer", preempt = "string", swap_bytes = "integer", max_pinned = "integer", patience = "integer",
     kv = "table", template = "string|function", policy = "table|function|string", speculate = spec.type,
 }
+--- Models that are open; may hold some that nobody uses any more.
+M.open = setmetatable({}, { __mode = "k" })
+local n_made = 0
+
 --- What llm.load takes beside these.
 M.load_options = {
     device = "string", threads = "integer", isa = "string", compute = "string", arch = "string|function",
@@ -90,6 +94,13 @@ function M.new(call, core_model, o, info)
     }
     self.chat = chat.new(call, o.template or info.chat_template, vocab, self.info.name)
     spec.for_model(call, self, o)
+    self.config = {
+        preempt = o.preempt, swap_bytes = o.swap_bytes, max_pinned = o.max_pinned, patience = o.patience,
+        compute = o.compute, kv = o.kv and { prefix_cache = o.kv.prefix_cache },
+    }
+    n_made = n_made + 1
+    M.open[self] = n_made
+    require("llmrun.record").made(call, self)
     if o.policy then self:use(o.policy) end
     return self
 end
@@ -241,7 +252,11 @@ end
 ---@param limits? { seconds?: number, memory?: integer, failures?: integer }
 function Model:use(what, opts, limits)
     check_open(self, "model:use")
-    return errors.check("model:use", policy.use(self.engine, what, opts, limits))
+    local status = errors.check("model:use", policy.use(self.engine, what, opts, limits))
+    if self.policy_watch then self.policy_watch:stop() end
+    self.policy_status, self.policy_watch = status, nil
+    if self.runner.recorder then self.runner.recorder:line { policy = status.name } end
+    return status
 end
 
 --- As use, with a file that is read again whenever it changes; watch:stop() ends that.
@@ -249,7 +264,11 @@ end
 ---@param opts? { every?: number, options?: table, limits?: table }
 function Model:watch(path, opts)
     check_open(self, "model:watch")
-    return errors.check("model:watch", policy.watch(self.engine, path, opts))
+    local watch = errors.check("model:watch", policy.watch(self.engine, path, opts))
+    if self.policy_watch then self.policy_watch:stop() end
+    self.policy_status, self.policy_watch = watch.status, watch
+    if self.runner.recorder then self.runner.recorder:line { policy = watch.status.name } end
+    return watch
 end
 
 --- Forgets cached prefixes that no session holds, also what templates pinned.
@@ -263,11 +282,21 @@ end
 function Model:close()
     if self.closed then return end
     self.closed = true
+    M.open[self] = nil
     anchors.drop(self)
     self.runner:close()
 end
 
 Model.__close = Model.close
+
+--- Models that are open, the oldest first.
+---@return llmrun.Model[]
+function M.list()
+    local list = {}
+    for m in pairs(M.open) do list[#list + 1] = m end
+    table.sort(list, function(a, b) return M.open[a] < M.open[b] end)
+    return list
+end
 
 function Model:__tostring() return ("llmrun model %s"):format(self.info.name) end
 

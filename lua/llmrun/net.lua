@@ -59,6 +59,15 @@ function M.connect(host, port, seconds)
     return self
 end
 
+--- Connects to a local (Unix) socket; nil, text, code.
+---@param path string
+---@return llmrun.Connection?
+function M.local_connect(path)
+    local sock, err, code = core.local_connect(path)
+    if not sock then return nil, err, code end
+    return setmetatable({ sock = sock, buffer = "", host = path, port = 0 }, Connection)
+end
+
 --- Sends all of a text; nil, text, code.
 function Connection:send(text, seconds)
     local at = 0

@@ -11,6 +11,51 @@ M.START, M.TOKEN, M.TEXT, M.PREEMPT, M.DONE = 1, 2, 4, 8, 16
 local Runner = {}
 Runner.__index = Runner
 
+--- Those who watch an engine: told before each step (before()), of what happened since (took(text): lines of its
+--- record, see engine/record.h), and of each new request (submitted(op, seq, params)). All are optional. One that
+--- raises an error is let go.
+function Runner:observe(observer)
+    if not self.observers then
+        local ok, err, code = self.core:record(true)
+        if not ok then return nil, err, code end
+        self.observers = {}
+    end
+    self.observers[#self.observers + 1] = observer
+    return true
+end
+
+--- It is told nothing more.
+function Runner:unobserve(observer)
+    for i = #(self.observers or {}), 1, -1 do
+        if self.observers[i] == observer then table.remove(self.observers, i) end
+    end
+    if self.observers and #self.observers == 0 then
+        self.observers = nil
+        self.stale = not self.closed and not self.core:record(false) -- inside of a step it can't be ended
+    end
+end
+
+local function tell(self, what, ...)
+    local list = self.observers
+    for i = #(list or {}), 1, -1 do
+        local o = list[i]
+        if o[what] then
+            local ok, err = xpcall(o[what], debug.traceback, o, ...)
+            if not ok then
+                self:unobserve(o)
+                io.stderr:write("llmrun: what watches the engine failed, and is told nothing more: ", err, "\n")
+            end
+        end
+    end
+end
+
+--- Tells observers what has happened since they were told last.
+function Runner:pump()
+    if not self.observers or self.closed then return end
+    local text, err = self.core:record_take()
+    tell(self, "took", text or nil, err)
+end
+
 --- A request at work.
 local Op = {}
 Op.__index = Op
@@ -24,6 +69,8 @@ function Runner:close()
     if self.closed then return end
     for _, op in pairs(self.ops) do op.req:cancel() end
     self:dispatch()
+    self:pump()
+    tell(self, "closing")
     self.closed = true
     loop.remove_source(self)
     self.core:close()
@@ -51,8 +98,14 @@ function Runner:dispatch()
 end
 
 function Runner:step()
+    if self.observers then tell(self, "before") end
     local rows, err = self.core:step()
     if not rows then error("engine: " .. err, 0) end
+    if self.observers then
+        self:pump()
+    elseif self.stale then
+        self.stale = not self.core:record(false)
+    end
     self:dispatch()
     if not self:busy() then
         self.active = false
@@ -71,6 +124,10 @@ function Runner:submit(call, seq, params)
     if not req then return nil, err, code end
     local op = setmetatable({ req = req, runner = self, key = self.keys, call = call, news = 0, want = 0 }, Op)
     self.ops[op.key] = op
+    if self.observers then
+        self:pump()
+        tell(self, "submitted", op, seq, params)
+    end
     if not self.active then
         self.active = true
         loop.add_source(self)

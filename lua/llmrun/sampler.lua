@@ -106,6 +106,10 @@ function M.new(stages)
     return setmetatable(list, Sampler)
 end
 
+--- Whether it is a chain that M.new made; and a chain again of its list of stages.
+function M.is(v) return getmetatable(v) == Sampler end
+function M.restored(list) return setmetatable(list, Sampler) end
+
 local function native(call, self, context, logits)
     local list = more.resolve(call, table.move(self, 1, #self, 1, {}))
     return core.sampler_new(list, context and context.seed or 0, logits:vocab_size())

@@ -65,6 +65,7 @@ local function key_list(keys)
     end
     if #list == 0 then errors.raise("llm.serve", "api_keys: the table is empty") end
     table.sort(list, function(a, b) return a.name < b.name end)
+    for _, k in ipairs(list) do require("llmrun.record").hide(k.key) end
     return list
 end
 

@@ -200,6 +200,8 @@ local function start(self, call, o)
     if o.logprobs then n_top = o.logprobs == true and 0 or o.logprobs end
     local deadline = options.deadline(call, o.deadline, self.model.engine)
     local seed = o.seed or seeds.next()
+    local recorder = self.model.runner.recorder
+    if recorder then o = recorder:wrap(o) end
     local stages = sampler.from_options(call, o, self.model)
     local matcher, constraint = constrain.from_options(call, o, self.model)
     local drafts = spec.for_request(call, o.speculate, self, o.tenant)
@@ -209,7 +211,7 @@ local function start(self, call, o)
         kind = "generate", stages = stages, seed = seed, max_tokens = o.max_tokens, stop = stop, stop_ids = o.stop_ids,
         ignore_eos = o.ignore_eos, special = o.special, n_top = n_top, priority = o.priority,
         deadline = deadline, tenant = o.tenant, tag = o.tag, speculate = drafts,
-        matcher = matcher,
+        matcher = matcher, options = recorder and o,
     })
     if not ok then
         if type(op) == "string" then op = op:gsub("^[^\n]-:%d+: ", "") end

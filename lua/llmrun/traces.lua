@@ -203,7 +203,8 @@ local function file_rows(path)
     end
     if format == "recording" then
         file:close()
-        return require("llmrun.recording").rows(path), format
+        local rows, problem = require("llmrun.recording").rows(path)
+        return rows, rows and format or problem
     end
     if not is_row then line = "" end
     return function()

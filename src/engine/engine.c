@@ -1,4 +1,5 @@
 /* engine.c - making, sizing and freeing an engine; its lists; its consistency check. See engine.h. */
+#include "engine/record.h"
 #include "engine/speculate_int.h"
 #include "base/dtype.h"
 #include "base/mem.h"
@@ -258,6 +259,7 @@ void lr_engine_free(lr_engine *e)
     while (e->requests) lr_request__free_now(e->requests);
     while (e->seqs) lr_seq__free_now(e->seqs);
     lr_trace_close(e->trace, &err);
+    lr_record__free(e);
     lr_spec__free_state(e);
     lr_engine__free_draws(e);
     lr_kv_free(e->kv);
@@ -298,7 +300,9 @@ int lr_engine__not_in_step(const lr_engine *e, lr_error *err)
 
 void lr_engine_drop_cached(lr_engine *e)
 {
-    if (!e->in_step) lr_kv_drop_cached(e->kv);
+    if (e->in_step) return;
+    lr_record__forget(e);
+    lr_kv_drop_cached(e->kv);
 }
 
 int lr_engine_trace(lr_engine *e, const char *path, lr_error *err)

@@ -27,6 +27,7 @@ struct lr_seq {
     lr_draft_slot *draft;          /* its KV in the draft model, NULL = none */
     lr_seq *prev, *next;           /* all sequences */
     lr_seq *idle_prev, *idle_next; /* those that hold blocks and do not run, longest idle first */
+    uint64_t salt_hash;            /* tells namespaces apart in records; 0 = none */
     bool is_idle, pinned, dead;    /* in that list; see lr_seq_pin; to be freed at the step's end */
     int pin_blocks[LR_KV_GROUPS];  /* counted in the engine's `pinned` */
     void *swap;                    /* KV in host memory */
@@ -128,6 +129,8 @@ struct lr_engine {
     int block_peak;
     lr_pace pace; /* times of steps by rows (spare.c) */
     lr_trace *trace;
+    struct lr_record *record;   /* record.h; NULL = none is kept */
+    bool exact;                 /* a replay: see lr_engine_set_exact */
     struct lr_spec_state *spec; /* speculate_int.h; NULL = nobody asked for drafts */
     struct lr_draws *draws;     /* draws.c */
 };

@@ -1,5 +1,6 @@
 /* output.c - what becomes of a row of logits: a drawn token with its text, a view, or log-probabilities. See engine.h.
  */
+#include "engine/record.h"
 #include "engine/speculate_int.h"
 #include "sample/row.h"
 #include <math.h>
@@ -187,6 +188,7 @@ static int take_forced(lr_request *r, lr_finish *how, lr_error *err)
         int rc = r->con.forced(r->con.user, &id, err);
         if (rc <= 0) return rc;
         lr_request__stamp(r);
+        lr_record__token(r, id);
         r->info.n_forced++;
         r->n_backlog++;
         r->e->metrics.forced_tokens++;
@@ -207,6 +209,7 @@ static int generate_one(lr_request *r, int place, float *logits, int n, lr_error
     if (rc) return rc;
     lr_kv_table_advance(r->e->kv, &q->kv, q->tokens, n);
     lr_request__stamp(r);
+    lr_record__token(r, id);
     if (lr_request__is_end(r, id)) {
         r->info.stop_token = id;
         lr_request__end(r, LR_REQ_DONE, LR_FINISH_STOP);

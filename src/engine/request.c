@@ -1,4 +1,5 @@
 /* request.c - requests: checks at submission, events, the end, what a caller may read. See engine.h. */
+#include "engine/record.h"
 #include "engine/speculate_int.h"
 #include "base/mem.h"
 #include <math.h>
@@ -363,6 +364,7 @@ void lr_request__end(lr_request *r, lr_req_state state, lr_finish how)
     r->granted = 0;
     e->n_requests--;
     lr_kv_set_time(e->kv, i->t_end);
+    lr_record__end(r);
     lr_spec__end(r);
     release_seq(e, r);
     count_end(e, r);

@@ -5,6 +5,7 @@
  * of what is left.
  */
 #include "engine/engine_int.h"
+#include "engine/record.h"
 #include <limits.h>
 #include <string.h>
 
@@ -44,7 +45,8 @@ void lr_step__begin(lr_engine *e)
     e->step = (lr_step){.e = e, .budget = e->cfg.max_batch_tokens, .n_running = e->running.n, .prompt_rows = -1};
     e->step.outs = e->max_out - e->running.n;
     for (int i = 0; i < e->running.n; i++) e->running.at[i]->granted = e->running.at[i]->n_out = 0;
-    e->step.spare = lr_engine__spare_rows(e);
+    e->step.spare = e->exact ? INT_MAX : lr_engine__spare_rows(e);
+    lr_record__begin_step(e);
 }
 
 /* ---- giving way ---- */
@@ -59,7 +61,9 @@ void lr_step__preempt(lr_step *s, lr_request *r, lr_preempt_how how)
     s->n_running--;
     r->granted = r->n_out = 0;
     r->barred = e->generation;
-    if (how == LR_PREEMPT_SWAP && lr_seq__swap_out(q)) {
+    bool swapped = how == LR_PREEMPT_SWAP && lr_seq__swap_out(q);
+    lr_record__decide(e, r, swapped ? '~' : '!', 0);
+    if (swapped) {
         e->metrics.preempt_swap++;
     } else {
         lr_kv_table_drop(e->kv, &q->kv);
@@ -233,6 +237,7 @@ static void grant(lr_step *s, lr_request *r, int n)
     r->granted += n;
     s->budget -= n;
     s->n_granted += n;
+    lr_record__decide(s->e, r, ':', n);
 }
 
 /* At most n rows of a request whose tokens came without a choice: one, and what is to spare. */
@@ -291,8 +296,9 @@ static bool others_compute(const lr_engine *e, const lr_request *r, int n)
 }
 
 /* A request whose rows others compute: it has its place, and no rows in this step. */
-static int join(lr_step *s, lr_request *r)
+static int join(lr_step *s, lr_request *r, int n)
 {
+    lr_record__decide(s->e, r, '+', n);
     if (r->info.state == LR_REQ_WAITING) start(s, r);
     r->joins = true;
     return 0;
@@ -319,6 +325,7 @@ int lr_step_run(lr_step *s, lr_request *r, int n)
     bool waiting = r->info.state == LR_REQ_WAITING;
     int group = 0, missing = 0;
     if (waiting && !prepare(e, r)) {
+        lr_record__decide(e, r, '-', n > 0 ? n : 0);
         lr_seq__rest(r->info.seq);
         return refuse(s, "no free blocks to bring it back");
     }
@@ -329,7 +336,7 @@ int lr_step_run(lr_step *s, lr_request *r, int n)
     if (n > e->cfg.chunk - r->granted) n = e->cfg.chunk - r->granted;
     if (n > s->budget) n = s->budget;
     n = clip_spare(s, r, clip_outs(s, r, n));
-    if (n > 0 && r->granted == 0 && others_compute(e, r, n)) return join(s, r);
+    if (n > 0 && r->granted == 0 && others_compute(e, r, n)) return join(s, r, n);
     int got = n > 0 ? get_blocks(e, r, n, &group, &missing) : 0;
     while (n > 0 && got == 0 && !waiting && r->granted == 0) {
         if (!make_way(s, r, group, missing)) {
@@ -344,6 +351,7 @@ int lr_step_run(lr_step *s, lr_request *r, int n)
     }
     if (got > 0 && waiting) start(s, r);
     if (got > 0) grant(s, r, got);
+    if (got == 0 && n > 0) lr_record__decide(e, r, '-', n);
     if (waiting && got == 0) lr_seq__rest(r->info.seq);
     if (got == 0) return refuse(s, n > 0 ? "no free blocks" : "its share of this step is used up");
     return got;

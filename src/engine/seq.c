@@ -1,5 +1,6 @@
 /* seq.c - sequences: tokens, their KV, forks, pins, and how idle ones give way. See engine.h. */
 #include "engine/engine_int.h"
+#include "engine/record.h"
 #include "base/mem.h"
 #include "model/adapter.h"
 #include <limits.h>
@@ -30,6 +31,19 @@ static int new_in(lr_engine *e, lr_kv_space *space, uint64_t tag, struct lr_adap
     return 0;
 }
 
+/* A number that tells namespaces apart without telling the salt; 0 = none. */
+static uint64_t salt_hash(const lr_seq_config *cfg)
+{
+    const lr_str part[] = {cfg->salt, cfg->adapter};
+    uint64_t h = 14695981039346656037u;
+    if (cfg->salt.n == 0 && cfg->adapter.n == 0) return 0;
+    for (int k = 0; k < 2; k++) {
+        for (size_t i = 0; i < part[k].n; i++) h = (h ^ (unsigned char)part[k].s[i]) * 1099511628211u;
+        h = (h ^ 256) * 1099511628211u;
+    }
+    return h | 1;
+}
+
 int lr_seq_new(lr_engine *e, const lr_seq_config *cfg, lr_seq **out, lr_error *err)
 {
     lr_kv_space *space;
@@ -50,7 +64,10 @@ int lr_seq_new(lr_engine *e, const lr_seq_config *cfg, lr_seq **out, lr_error *e
     if (rc) return rc;
     rc = new_in(e, space, cfg->tag, cfg->lora, out, err);
     lr_kv_space_unref(e->kv, space);
-    return rc;
+    if (rc) return rc;
+    (*out)->salt_hash = salt_hash(cfg);
+    lr_record__seq(*out);
+    return 0;
 }
 
 static void idle_remove(lr_seq *s)
@@ -83,19 +100,22 @@ void lr_seq__rest(lr_seq *s)
     s->is_idle = true;
 }
 
-bool lr_engine__park_one(lr_engine *e)
+bool lr_seq_park(lr_seq *s)
 {
-    lr_seq *s = e->idle_old;
-    if (!s) return false;
+    if (!s->is_idle) return false;
     idle_remove(s);
-    lr_kv_table_drop(e->kv, &s->kv);
-    e->metrics.parked++;
+    lr_kv_table_drop(s->e->kv, &s->kv);
+    s->e->metrics.parked++;
+    lr_record__park(s);
     return true;
 }
+
+bool lr_engine__park_one(lr_engine *e) { return e->idle_old && lr_seq_park(e->idle_old); }
 
 void lr_seq__free_now(lr_seq *s)
 {
     lr_engine *e = s->e;
+    lr_record__free_seq(s);
     idle_remove(s);
     s->pinned = false;
     lr_seq__repin(s);
@@ -154,6 +174,8 @@ int lr_seq_fork(lr_seq *s, lr_seq **out, lr_error *err)
     }
     if (s->len) memcpy(f->tokens, s->tokens, (size_t)s->len * sizeof *f->tokens);
     f->len = s->len;
+    f->salt_hash = s->salt_hash;
+    lr_record__fork(f, s);
     if (s->draft && lr_draft_fork(s->draft, &f->draft, err)) f->draft = NULL; /* computed again when it is wanted */
     lr_seq__rest(f);
     *out = f;
@@ -177,6 +199,7 @@ int lr_seq_append(lr_seq *s, const int32_t *tokens, size_t n, lr_error *err)
     if (rc) return rc;
     if (n) memcpy(s->tokens + s->len, tokens, n * sizeof *tokens);
     s->len += (int)n;
+    lr_record__append(s, tokens, n);
     return 0;
 }
 
@@ -186,6 +209,7 @@ int lr_seq_truncate(lr_seq *s, size_t n, lr_error *err)
     if (rc) return rc;
     if (n > (size_t)s->len) return lr_fail(err, LR_EINVAL, "cannot cut a sequence of %d tokens to %zu", s->len, n);
     s->len = (int)n;
+    lr_record__truncate(s);
     lr_kv_set_time(s->e->kv, lr_engine__now(s->e));
     lr_kv_table_truncate(s->e->kv, &s->kv, s->len);
     lr_seq__repin(s);
@@ -258,6 +282,7 @@ int lr_seq_pin(lr_seq *s, bool on, lr_error *err)
         return lr_fail(err, LR_EFULL, "%d KV blocks would be pinned, %d may be, of %d, beside what requests need",
                        would, e->cfg.max_pinned, e->cfg.kv_blocks[0]);
     }
+    lr_record__pin(s, on);
     lr_seq__rest(s);
     return 0;
 }

@@ -1,4 +1,5 @@
 /* speculate.c - making drafts and judging them: see speculate.h. */
+#include "engine/record.h"
 #include "engine/speculate_int.h"
 #include "base/mem.h"
 #include "sample/row.h"
@@ -496,6 +497,7 @@ static void place(lr_engine *e, struct lr_spec_item *it)
     s->method = it->choice.method;
     s->match = it->pace.match;
     s->dist_now = s->dist_now && lr_spec_has_passes(it->choice.method);
+    lr_record__draft(r, s->tree.token, s->tree.parent, s->tree.n);
     count_draft(e, r);
 }
 

@@ -1,4 +1,5 @@
 /* step.c - one step: schedule, batch, forward pass, results, and bringing the lists up to date. See engine.h. */
+#include "engine/record.h"
 #include "engine/speculate_int.h"
 #include "model/adapter.h"
 #include <stdio.h>
@@ -214,6 +215,7 @@ int lr_engine_step(lr_engine *e, lr_error *err)
     lr_engine__deferred(e);
     t2 = lr_engine__now(e);
     trace_step(e, &b, t0, tf, t1, t2);
+    lr_record__end_step(e, t0, t2, b.n_rows);
     lr_engine__account(e, t0, t2, b.n_rows);
     if (b.n_out > 0) lr_hist__add_T(&e->metrics.results, t2 - t1);
     e->in_step = false;

@@ -349,6 +349,30 @@ static int core_step_limited(lua_State *L)
     return 2;
 }
 
+/* call_limited(seconds, bytes, fn, ...) -> true and fn's results; false, the error with its traceback, "limit" or
+ * "script". The call may take so many seconds of processor time and bytes of memory (0: any), and can't wait. */
+static int core_call_limited(lua_State *L)
+{
+    lua_Number seconds = luaL_checknumber(L, 1);
+    lua_Integer bytes = luaL_checkinteger(L, 2);
+    if (!(seconds >= 0 && seconds < 1e6) || bytes < 0) return luaL_error(L, "limits of at least 0 expected");
+    const lr_lua_limits lim = {.seconds = seconds, .bytes = (size_t)bytes};
+    lr_error err;
+    luaL_checkany(L, 3);
+    lua_remove(L, 1);
+    lua_pushboolean(L, 1);
+    lua_replace(L, 1);
+    if (lr_lua_pcall_limited(L, lua_gettop(L) - 2, LUA_MULTRET, &lim, &err) == 0) return lua_gettop(L);
+    lua_pushboolean(L, 0);
+    if (lua_isstring(L, -2)) {
+        lua_pushvalue(L, -2);
+    } else {
+        lua_pushstring(L, err.text);
+    }
+    lua_pushstring(L, lr_error_name(err.code));
+    return 3;
+}
+
 /* close(co): ends a parked task from outside: its to-be-closed variables are closed, innermost coroutine first.
  * true, or false and the error of a close handler. */
 static int core_close(lua_State *L)
@@ -442,6 +466,7 @@ void lr_lua_open_coroutine(lua_State *L)
         {"wrap", core_wrap},
         {"step", core_step},
         {"step_limited", core_step_limited},
+        {"call_limited", core_call_limited},
         {"close", core_close},
         {"catch_interrupts", core_catch_interrupts},
         {"interrupted", core_interrupted},

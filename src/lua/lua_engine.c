@@ -7,7 +7,9 @@
 #include "lua/lua_spec_int.h"
 #include "base/dtype.h"
 #include "base/mem.h"
+#include "engine/look.h"
 #include "engine/metrics.h"
+#include "engine/record.h"
 #include "model/parallel.h"
 #include "model/simulated.h"
 #include <string.h>
@@ -111,6 +113,44 @@ static int engine_trace(lua_State *L)
     if (lr_engine_trace(lr_lua_check_engine(L, 1)->e, luaL_optstring(L, 2, NULL), &err)) return lr_lua_fail(L, &err);
     lua_pushboolean(L, 1);
     return 1;
+}
+
+/* e:record(on) -> true; nil, text, code: begins or ends a record (engine/record.h) */
+static int engine_record(lua_State *L)
+{
+    lr_error err;
+    if (lr_engine_record(lr_lua_check_engine(L, 1)->e, lua_toboolean(L, 2), &err)) return lr_lua_fail(L, &err);
+    lua_pushboolean(L, 1);
+    return 1;
+}
+
+/* e:record_take() -> its lines since the last call; nil, text, code */
+static int engine_record_take(lua_State *L)
+{
+    const char *text;
+    size_t n;
+    lr_error err;
+    if (lr_engine_record_take(lr_lua_check_engine(L, 1)->e, &text, &n, &err)) return lr_lua_fail(L, &err);
+    lua_pushlstring(L, text, n);
+    return 1;
+}
+
+/* e:room() -> blocks free or evictable, blocks (shared ones counted more than once) that idle sequences would give up
+ */
+static int engine_room(lua_State *L)
+{
+    int available, idle;
+    lr_engine_room(lr_lua_check_engine(L, 1)->e, &available, &idle);
+    lua_pushinteger(L, available);
+    lua_pushinteger(L, idle);
+    return 2;
+}
+
+/* e:set_exact(on): for replays */
+static int engine_set_exact(lua_State *L)
+{
+    lr_engine_set_exact(lr_lua_check_engine(L, 1)->e, lua_toboolean(L, 2));
+    return 0;
 }
 
 /* ---- what it is and does ---- */
@@ -621,6 +661,13 @@ static int seq_pin(lua_State *L)
     return done(L, lr_seq_pin(u->s, lua_toboolean(L, 2), &err), &err);
 }
 
+/* s:park() -> whether it was idle and gave up its blocks; for replays */
+static int seq_park(lua_State *L)
+{
+    lua_pushboolean(L, lr_seq_park(lr_lua_check_seq(L, 1)->s));
+    return 1;
+}
+
 /* s:save(path) -> true; nil, text, code */
 static int seq_save(lua_State *L)
 {
@@ -639,6 +686,10 @@ void lr_lua_open_engine(lua_State *L)
                                               {"drop_cached", engine_drop_cached},
                                               {"check", engine_check},
                                               {"trace", engine_trace},
+                                              {"record", engine_record},
+                                              {"record_take", engine_record_take},
+                                              {"set_exact", engine_set_exact},
+                                              {"room", engine_room},
                                               {"info", engine_info},
                                               {"observe", engine_observe},
                                               {"observed", engine_observed},
@@ -658,7 +709,8 @@ void lr_lua_open_engine(lua_State *L)
     static const luaL_Reg seq_methods[] = {{"fork", seq_fork}, {"append", seq_append},   {"truncate", seq_truncate},
                                            {"len", seq_len},   {"tokens", seq_tokens},   {"common", seq_common},
                                            {"info", seq_info}, {"set_tag", seq_set_tag}, {"pin", seq_pin},
-                                           {"save", seq_save}, {"close", seq_close},     {NULL, NULL}};
+                                           {"save", seq_save}, {"park", seq_park},       {"close", seq_close},
+                                           {NULL, NULL}};
     lr_lua_class(L, LR_LUA_ENGINE, engine_methods, engine_close);
     lr_lua_class(L, LR_LUA_SEQ, seq_methods, seq_close);
     lr_lua_open_request(L);

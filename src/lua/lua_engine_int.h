@@ -38,6 +38,11 @@ struct lr_adapter *lr_lua_opt_adapter(lua_State *L, int idx, const char *field);
 /* The method engine:request, and the metatable (lua_request.c). */
 int lr_lua_engine_request(lua_State *L);
 void lr_lua_open_request(lua_State *L);
+/* A field of a request as policies see it (policy.lua); nil if there is none of that name. prefix: tokens that the
+ * cache holds; head: a number that prompts with the same first n tokens share (lua_policy_view.c). */
+void lr_lua_push_request_field(lua_State *L, const lr_request *r, const char *name);
+lua_Integer lr_lua_request_prefix(const lr_request *r);
+lua_Integer lr_lua_request_head(const lr_request *r, lua_Integer n);
 /* The method engine:set_policy (lua_policy.c). */
 int lr_lua_engine_set_policy(lua_State *L);
 /* Whether a hook of its policy runs now. */

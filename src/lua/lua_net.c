@@ -1,7 +1,9 @@
-/* lua_net.c - what the run loop sleeps in (an epoll set), TCP client sockets, and signals as a readable descriptor.
+/* lua_net.c - what the run loop sleeps in (an epoll set), TCP client sockets, local (Unix) sockets of both sides, and
+ * signals as a readable descriptor.
  *
  * Nothing here waits but poller:wait. loop.lua holds the one poller; lua/llmrun/net.lua makes calls that wait of it.
  */
+#define _GNU_SOURCE /* struct ucred, accept4 */
 #include "lua/lua_int.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -13,10 +15,13 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
 #include <unistd.h>
 
-#define POLLER "llmrun.poller"
-#define SOCKET "llmrun.socket"
+#define POLLER   "llmrun.poller"
+#define SOCKET   "llmrun.socket"
+#define LISTENER "llmrun.listener"
 
 static int fail_errno(lua_State *L, const char *what, int e)
 {
@@ -194,6 +199,91 @@ static int socket_reset(lua_State *L)
     return socket_close(L);
 }
 
+/* ---- local sockets ---- */
+
+/* The address of a path; false if it is too long for one. */
+static bool local_address(const char *path, struct sockaddr_un *a)
+{
+    size_t n = strlen(path);
+    memset(a, 0, sizeof *a);
+    a->sun_family = AF_UNIX;
+    if (n == 0 || n >= sizeof a->sun_path) return false;
+    memcpy(a->sun_path, path, n);
+    return true;
+}
+
+static int too_long(lua_State *L, const char *path)
+{
+    lua_pushnil(L);
+    lua_pushfstring(L, "%s: a socket's path has 1 to %d bytes", path,
+                    (int)sizeof((struct sockaddr_un *)0)->sun_path - 1);
+    lua_pushliteral(L, "invalid");
+    return 3;
+}
+
+/* Whether somebody listens there. */
+static bool answers(const struct sockaddr_un *a)
+{
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    bool there = fd >= 0 && (connect(fd, (const struct sockaddr *)a, sizeof *a) == 0 || errno == EAGAIN);
+    if (fd >= 0) close(fd);
+    return there;
+}
+
+/* local_listen(path) -> a listening socket that only the owner may connect to; nil, text, code. One that nobody listens
+ * on any more is replaced. */
+static int core_local_listen(lua_State *L)
+{
+    const char *path = luaL_checkstring(L, 1);
+    struct sockaddr_un a;
+    struct stat st;
+    if (!local_address(path, &a)) return too_long(L, path);
+    fd_ud *u = new_fd(L, LISTENER);
+    u->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (u->fd < 0) return fail_errno(L, path, errno);
+    if (lstat(path, &st) == 0 && S_ISSOCK(st.st_mode) && !answers(&a)) unlink(path);
+    /* the mode of the socket is that of its file from the first moment on */
+    if (fchmod(u->fd, 0600) != 0 || bind(u->fd, (struct sockaddr *)&a, sizeof a) != 0 || chmod(path, 0600) != 0 ||
+        listen(u->fd, 8) != 0)
+        return fail_errno(L, path, errno);
+    return 1;
+}
+
+static int listener_close(lua_State *L) { return fd_close(L, LISTENER); }
+
+static int listener_fd(lua_State *L)
+{
+    lua_pushinteger(L, check_fd(L, LISTENER));
+    return 1;
+}
+
+/* l:accept() -> a socket, user id and process id of who connected; nil, text, code ("again": nobody now) */
+static int listener_accept(lua_State *L)
+{
+    int fd = check_fd(L, LISTENER);
+    struct ucred who;
+    socklen_t n = sizeof who;
+    fd_ud *u = new_fd(L, SOCKET);
+    u->fd = accept4(fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (u->fd < 0) return fail_errno(L, "accept", errno);
+    if (getsockopt(u->fd, SOL_SOCKET, SO_PEERCRED, &who, &n) != 0) return fail_errno(L, "accept", errno);
+    lua_pushinteger(L, (lua_Integer)who.uid);
+    lua_pushinteger(L, (lua_Integer)who.pid);
+    return 3;
+}
+
+/* local_connect(path) -> a connected socket; nil, text, code */
+static int core_local_connect(lua_State *L)
+{
+    const char *path = luaL_checkstring(L, 1);
+    struct sockaddr_un a;
+    if (!local_address(path, &a)) return too_long(L, path);
+    fd_ud *u = new_fd(L, SOCKET);
+    u->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0);
+    if (u->fd < 0 || connect(u->fd, (struct sockaddr *)&a, sizeof a) != 0) return fail_errno(L, path, errno);
+    return 1;
+}
+
 /* ---- signals ---- */
 
 static int signal_fd = -1;
@@ -235,9 +325,16 @@ void lr_lua_open_net(lua_State *L)
     static const luaL_Reg sock[] = {{"fd", socket_fd},       {"check", socket_check},       {"send", socket_send},
                                     {"recv", socket_recv},   {"shutdown", socket_shutdown}, {"buffers", socket_buffers},
                                     {"reset", socket_reset}, {"close", socket_close},       {NULL, NULL}};
-    static const luaL_Reg fns[] = {
-        {"poller", core_poller}, {"tcp", core_tcp}, {"catch_terminate", core_catch_terminate}, {NULL, NULL}};
+    static const luaL_Reg fns[] = {{"poller", core_poller},
+                                   {"tcp", core_tcp},
+                                   {"local_listen", core_local_listen},
+                                   {"local_connect", core_local_connect},
+                                   {"catch_terminate", core_catch_terminate},
+                                   {NULL, NULL}};
+    static const luaL_Reg listener[] = {
+        {"fd", listener_fd}, {"accept", listener_accept}, {"close", listener_close}, {NULL, NULL}};
     lr_lua_class(L, POLLER, poller, poller_close);
     lr_lua_class(L, SOCKET, sock, socket_close);
+    lr_lua_class(L, LISTENER, listener, listener_close);
     luaL_setfuncs(L, fns, 0);
 }

@@ -217,8 +217,9 @@ static const struct {
 
 static int granted(const lr_policy_req *q) { return q->p->step ? lr_step_granted(q->p->step, q->r) : 0; }
 
-static lua_Integer int_field(const lr_policy_req *q, const lr_req_info *in, int field)
+static lua_Integer int_field(const lr_request *r, int granted, int field)
 {
+    const lr_req_info *in = lr_request_info(r);
     switch (field) {
     case F_PRIORITY:
         return in->priority;
@@ -235,11 +236,11 @@ static lua_Integer int_field(const lr_policy_req *q, const lr_req_info *in, int 
     case F_PENDING:
         return in->n_pending;
     case F_WANTS:
-        return lr_step_wants(q->r);
+        return lr_step_wants(r);
     case F_GRANTED:
-        return granted(q);
+        return granted;
     case F_BLOCKS:
-        return lr_request_blocks(q->r, 0);
+        return lr_request_blocks(r, 0);
     case F_PREEMPTED:
         return in->n_preempted;
     default: /* F_SEQ */
@@ -247,10 +248,10 @@ static lua_Integer int_field(const lr_policy_req *q, const lr_req_info *in, int 
     }
 }
 
-static int push_field(lua_State *L, const lr_policy_req *q, int field)
+static int push_field(lua_State *L, const lr_request *r, int granted, int field)
 {
     static const char *const kinds[] = {"generate", "logits", "score"};
-    const lr_req_info *in = lr_request_info(q->r);
+    const lr_req_info *in = lr_request_info(r);
     switch (field) {
     case F_KIND:
         lua_pushstring(L, kinds[in->kind]);
@@ -271,18 +272,47 @@ static int push_field(lua_State *L, const lr_policy_req *q, int field)
         lua_pushnumber(L, in->t_arrival);
         break;
     case F_QUEUE_TIME:
-        lua_pushnumber(L, lr_request_queue_time(q->r));
+        lua_pushnumber(L, lr_request_queue_time(r));
         break;
     case F_WRITING:
-        lua_pushboolean(L, lr_step_writes(q->r));
+        lua_pushboolean(L, lr_step_writes(r));
         break;
     case F_BLOCK_SECONDS:
         lua_pushnumber(L, in->block_seconds);
         break;
     default:
-        lua_pushinteger(L, int_field(q, in, field));
+        lua_pushinteger(L, int_field(r, granted, field));
     }
     return 1;
+}
+
+void lr_lua_push_request_field(lua_State *L, const lr_request *r, const char *name)
+{
+    for (size_t i = 0; i < sizeof req_fields / sizeof *req_fields; i++) {
+        if (strcmp(req_fields[i].name, name) != 0) continue;
+        if (req_fields[i].field == F_ID) {
+            lua_pushinteger(L, (lua_Integer)lr_request_info(r)->id);
+        } else {
+            push_field(L, r, 0, req_fields[i].field);
+        }
+        return;
+    }
+    lua_pushnil(L);
+}
+
+lua_Integer lr_lua_request_prefix(const lr_request *r)
+{
+    const lr_seq *s = lr_request_info(r)->seq;
+    return s ? (lua_Integer)lr_seq_peek_cached(s) : 0;
+}
+
+lua_Integer lr_lua_request_head(const lr_request *r, lua_Integer n)
+{
+    const lr_seq *s = lr_request_info(r)->seq;
+    uint64_t h = 14695981039346656037u;
+    for (lua_Integer i = 0; s && i < n && i < (lua_Integer)lr_seq_len(s); i++)
+        h = (h ^ (uint64_t)(uint32_t)lr_seq_tokens(s)[i]) * 1099511628211u;
+    return (lua_Integer)h;
 }
 
 /* r.field: of the engine's, a method, or what the policy has put there. */
@@ -301,7 +331,7 @@ static int req_index(lua_State *L)
             return 1;
         }
         if (!q->r) live_request(L, 1);
-        return push_field(L, q, field);
+        return push_field(L, q->r, field == F_GRANTED ? granted(q) : 0, field);
     }
     if (t != LUA_TNIL) return 1;
     if (lua_getiuservalue(L, 1, 1) != LUA_TTABLE) return 0;
@@ -358,20 +388,15 @@ static int req_cancel(lua_State *L)
  * proportion to the prompt. */
 static int req_prefix(lua_State *L)
 {
-    const lr_seq *s = lr_request_info(live_request(L, 1)->r)->seq;
-    lua_pushinteger(L, s ? (lua_Integer)lr_seq_peek_cached(s) : 0);
+    lua_pushinteger(L, lr_lua_request_prefix(live_request(L, 1)->r));
     return 1;
 }
 
 /* r:head(n) -> a number that prompts share whose first n tokens are the same */
 static int req_head(lua_State *L)
 {
-    const lr_seq *s = lr_request_info(live_request(L, 1)->r)->seq;
-    lua_Integer n = luaL_checkinteger(L, 2);
-    uint64_t h = 14695981039346656037u;
-    for (lua_Integer i = 0; s && i < n && i < (lua_Integer)lr_seq_len(s); i++)
-        h = (h ^ (uint64_t)(uint32_t)lr_seq_tokens(s)[i]) * 1099511628211u;
-    lua_pushinteger(L, (lua_Integer)h);
+    const lr_request *r = live_request(L, 1)->r;
+    lua_pushinteger(L, lr_lua_request_head(r, luaL_checkinteger(L, 2)));
     return 1;
 }
 

@@ -280,6 +280,25 @@ static int request_hidden(lua_State *L)
     return 1;
 }
 
+/* r:field(name) -> what policies see under that name, granted excepted; nil if there is none */
+static int request_field(lua_State *L)
+{
+    lr_lua_push_request_field(L, check_request(L, 1)->r, luaL_checkstring(L, 2));
+    return 1;
+}
+
+static int request_prefix(lua_State *L)
+{
+    lua_pushinteger(L, lr_lua_request_prefix(check_request(L, 1)->r));
+    return 1;
+}
+
+static int request_head(lua_State *L)
+{
+    lua_pushinteger(L, lr_lua_request_head(check_request(L, 1)->r, luaL_checkinteger(L, 2)));
+    return 1;
+}
+
 static int request_cancel(lua_State *L)
 {
     lr_request_cancel(check_request(L, 1)->r);
@@ -318,6 +337,9 @@ void lr_lua_open_request(lua_State *L)
                                        {"hidden", request_hidden},
                                        {"cancel", request_cancel},
                                        {"active", request_active},
+                                       {"field", request_field},
+                                       {"prefix", request_prefix},
+                                       {"head", request_head},
                                        {"set_priority", request_set_priority},
                                        {"inject", request_inject},
                                        {"close", request_close},

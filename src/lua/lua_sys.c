@@ -4,6 +4,7 @@
 #include "lua/lua_int.h"
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>
@@ -213,6 +214,77 @@ static int sys_mkdir(lua_State *L)
     return 1;
 }
 
+/* ---- what is nobody else's business ---- */
+
+#define PRIVATE_FILE "llmrun.private_file"
+
+typedef struct private_file {
+    int fd; /* -1 = closed */
+} private_file;
+
+static int private_close(lua_State *L)
+{
+    private_file *f = luaL_checkudata(L, 1, PRIVATE_FILE);
+    if (f->fd >= 0) close(f->fd);
+    f->fd = -1;
+    return 0;
+}
+
+/* private_file(path) -> an empty file that only its owner can read; nil, text, code */
+static int sys_private_file(lua_State *L)
+{
+    const char *path = luaL_checkstring(L, 1);
+    struct stat st;
+    private_file *f = lua_newuserdatauv(L, sizeof *f, 0);
+    f->fd = -1;
+    luaL_setmetatable(L, PRIVATE_FILE);
+    f->fd = open(path, O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0600);
+    if (f->fd < 0 || fstat(f->fd, &st) != 0) return fail_errno(L, path);
+    if (S_ISREG(st.st_mode) && (st.st_mode & 077) && fchmod(f->fd, 0600) != 0) return fail_errno(L, path);
+    return 1;
+}
+
+/* f:write(text) -> true once the system has all of it; nil, text, code */
+static int private_write(lua_State *L)
+{
+    private_file *f = luaL_checkudata(L, 1, PRIVATE_FILE);
+    size_t n;
+    const char *s = luaL_checklstring(L, 2, &n);
+    if (f->fd < 0) return luaL_error(L, "the file is closed");
+    while (n > 0) {
+        ssize_t k = write(f->fd, s, n);
+        if (k < 0 && errno == EINTR) continue;
+        if (k < 0) return fail_errno(L, "write");
+        s += k;
+        n -= (size_t)k;
+    }
+    lua_pushboolean(L, 1);
+    return 1;
+}
+
+/* private_folder(path) -> true: it is there (made, if it was not), and nobody but its owner, who runs this, can look
+ * into it; nil, text, code */
+static int sys_private_folder(lua_State *L)
+{
+    const char *path = luaL_checkstring(L, 1);
+    struct stat st;
+    if (mkdir(path, 0700) != 0 && errno != EEXIST) return fail_errno(L, path);
+    if (lstat(path, &st) != 0) return fail_errno(L, path);
+    if (S_ISDIR(st.st_mode) && st.st_uid == geteuid() && (st.st_mode & 077) == 0) return lua_pushboolean(L, 1), 1;
+    lua_pushnil(L);
+    lua_pushfstring(L, "%s: a folder of your own that nobody else can look into (mode 0700) expected", path);
+    lua_pushliteral(L, "invalid");
+    return 3;
+}
+
+/* ids() -> the user's id, the process's */
+static int sys_ids(lua_State *L)
+{
+    lua_pushinteger(L, (lua_Integer)geteuid());
+    lua_pushinteger(L, (lua_Integer)getpid());
+    return 2;
+}
+
 void lr_lua_open_sys(lua_State *L)
 {
     static const luaL_Reg fns[] = {
@@ -230,8 +302,13 @@ void lr_lua_open_sys(lua_State *L)
         {"list", sys_list},
         {"mkdir", sys_mkdir},
         {"executable", sys_executable},
+        {"private_file", sys_private_file},
+        {"private_folder", sys_private_folder},
+        {"ids", sys_ids},
         {NULL, NULL},
     };
+    static const luaL_Reg private_methods[] = {{"write", private_write}, {"close", private_close}, {NULL, NULL}};
     lr_lua_class(L, "llmrun.dir", NULL, dir_close);
+    lr_lua_class(L, PRIVATE_FILE, private_methods, private_close);
     luaL_setfuncs(L, fns, 0);
 }

@@ -19,6 +19,7 @@ a terminal each line of standard input is a message. Lines that begin with / are
     flags = common.flags({
         { "system", short = "s", arg = "TEXT", help = "system message" },
         common.template_flag,
+        common.record_flag,
         { "stats", help = "prints tokens and times after each answer" },
     }, common.sampling_flags),
 }

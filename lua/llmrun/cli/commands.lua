@@ -3,4 +3,5 @@ return {
     "run", "chat", "serve", "inspect", "tokenize", "bench", "perplexity",
     "quantize", "imatrix", "compare", "profile", "simulate", "sweep", "tune", "trace", "test",
     "new",
+    "attach", "replay",
 }

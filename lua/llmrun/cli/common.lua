@@ -67,10 +67,18 @@ function M.use_policy(model, opts)
     if opts.watch then model:watch(what, { options = own }) else model:use(what, own) end
 end
 
+--- The flag --record, and what it asks for: models that are loaded afterwards are recorded.
+M.record_flag = { "record", arg = "FILE", help = "writes down all that llmrun replay needs to repeat this run" }
+
+function M.record(o)
+    if o.record then require("llmrun.record").path = o.record end
+end
+
 --- Loads the model that the flags name; more: further options of llm.load. Ends the command if it can't be had.
 function M.load(opts, more)
     local llm = require "llmrun"
     local load_opts = args.load_options(opts)
+    M.record(opts)
     for k, v in pairs(more or {}) do load_opts[k] = v end
     local path = M.find(opts.model)
     local _, bytes = core.stat(path)

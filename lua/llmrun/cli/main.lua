@@ -13,6 +13,8 @@ M.commands = require "llmrun.cli.commands"
 local function usage()
     local lines = {
         "usage: llmrun FILE.lua [ARGS...]     runs a Lua program",
+        "       llmrun --record FILE FILE.lua ...          writes down all that llmrun replay needs to repeat the run",
+        "       llmrun --attach FILE.lua ...               lets llmrun attach in",
         "       mpirun -n N llmrun [--tp N] [--pp N] FILE.lua | COMMAND ...   on N processes",
         "       llmrun COMMAND [FLAGS...]     one of:",
     }
@@ -43,7 +45,7 @@ local function status_of(how, value)
     return 1
 end
 
-local function run_program(path, argv, first)
+local function run_program(path, argv, first, flags)
     local chunk, err
     if path == "-" then
         chunk, err = loadfile(nil, "t")
@@ -61,7 +63,14 @@ local function run_program(path, argv, first)
     for i = first, #argv do args[#args + 1] = argv[i] end
     for i = 0, first - 2 do args[i - first + 1] = argv[i] end
     arg = args -- luacheck: ignore 121
-    local how, value = loop.run(chunk, table.unpack(args))
+    local how, value = loop.run(function(...)
+        if not flags.attach then return chunk(...) end
+        local attached <close> = require("llmrun.attach").listen { -- luacheck: ignore 211
+            models = require("llmrun.model").list, path = flags.socket,
+        }
+        return chunk(...)
+    end, table.unpack(args))
+    require("llmrun.record").finish_all()
     return status_of(how, how ~= "done" and value or nil)
 end
 
@@ -83,17 +92,43 @@ local function run_command(name, argv)
         io.stdout:write(args.help(cmd, name))
         return 0
     end
-    return status_of(loop.run(function()
+    local how, value = loop.run(function()
         local good, status, text = args.catch(cmd.run, opts, opts.args)
         if good then return status or 0 end
         io.stdout:flush()
         io.stderr:write("llmrun ", name, ": ", text, "\n")
         return status
-    end))
+    end)
+    require("llmrun.record").finish_all()
+    return status_of(how, value)
+end
+
+--- Takes the flags of a program off the front of the command line: { attach = true, socket = path }; nil and what is
+--- wrong.
+local function program_flags(argv)
+    local o = {}
+    while argv[1] do
+        local name, value = argv[1]:match("^(%-%-[%a%-]+)=(.+)$")
+        name = name or argv[1]
+        if name == "--attach" and not value then
+            o.attach = true
+            table.remove(argv, 1)
+        elseif name == "--record" or name == "--attach-socket" then
+            table.remove(argv, 1)
+            value = value or table.remove(argv, 1)
+            if not value then return nil, name .. " needs a value" end
+            if name == "--record" then require("llmrun.record").path = value else o.attach, o.socket = true, value end
+        else
+            break
+        end
+    end
+    return o
 end
 
 --- Runs a command line (argv[0] is the program); returns the exit status.
 function M.main(argv)
+    local flags, bad = program_flags(argv)
+    if not flags then return fail_usage(bad) end
     require("llmrun.yieldable").install()
     core.catch_interrupts("stop")
     local dist = require "llmrun.dist"
@@ -115,7 +150,7 @@ function M.main(argv)
     for _, c in ipairs(M.commands) do
         if c == name then return run_command(name, argv) end
     end
-    if name == "-" or name:find("%.lua$") or core.stat(name) == "file" then return run_program(name, argv, 2) end
+    if name == "-" or name:find("%.lua$") or core.stat(name) == "file" then return run_program(name, argv, 2, flags) end
     if name:sub(1, 1) == "-" then return fail_usage("unknown flag " .. name) end
     if core.stat(name) == "folder" then return fail_usage(name .. " is a folder; a program is a file") end
     local close = require("llmrun.options").closest(name, M.commands)

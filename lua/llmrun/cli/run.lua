@@ -19,6 +19,7 @@ local M = {
         { "system", short = "s", arg = "TEXT", help = "system message" },
         { "raw", help = "continues the plain text, without a chat template" },
         common.template_flag,
+        common.record_flag,
         { "stats", help = "prints tokens, times and memory to standard error at the end" },
         { "trace", arg = "FILE", help = "writes a trace of the engine's steps (open it in Perfetto)" },
     }, common.sampling_flags),

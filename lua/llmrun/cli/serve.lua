@@ -15,6 +15,7 @@ the requests that have come are answered.]],
         llmrun serve -m qwen-0.5b
         llmrun serve -m smollm2 -m qwen-0.5b --port 9000 --api-key secret --host 0.0.0.0
         llmrun serve --routes triage.lua --policy fair
+        llmrun serve -m qwen-0.5b --record today.rec
         curl http://127.0.0.1:8080/v1/chat/completions -H 'Content-Type: application/json' \
             -d '{"messages":[{"role":"user","content":"Hello"}]}']],
     flags = {
@@ -46,6 +47,10 @@ the requests that have come are answered.]],
             help = "drafts from what was said before, or the draft model's (its default)" },
         { "num-speculative-tokens", arg = "N", type = "integer", help = "tokens of a draft at most" },
         { "policy", arg = "FILE", help = "who runs when: a Lua file (read again when it changes) or a name" },
+        common.record_flag,
+        { "attach-socket", arg = "PATH",
+            help = "socket for llmrun attach, in a folder that is yours alone [$XDG_RUNTIME_DIR/llmrun/PID.sock]" },
+        { "no-attach", help = "no such socket" },
         { "trace", arg = "FILE", help = "writes a trace of the (first) model's steps and requests, for Perfetto" },
         { "routes", arg = "FILE", help = "a Lua file that returns further routes" },
         { "allow-scripts", help = "requests may carry Lua samplers and programs; they run in a sandbox" },
@@ -163,7 +168,19 @@ local function page_of(o)
     return o.open_page and "open" or true
 end
 
+--- The console for llmrun attach: where the flag says, else in the user's own folder if there is one.
+local function open_console(o, models, server)
+    local attach = require "llmrun.attach"
+    local path = not o.no_attach and (o.attach_socket or attach.default_path())
+    if not path then return nil end
+    local ok, console = pcall(attach.listen, { models = models, path = path, server = server })
+    if ok then return console end
+    if o.attach_socket then error(console, 0) end
+    io.stderr:write("llmrun: no console: ", tostring(console), "\n")
+end
+
 function M.run(o)
+    common.record(o)
     local routes = load_routes(o.routes)
     local list, aliases = load_models(o)
     local models, names = {}, {}
@@ -171,12 +188,17 @@ function M.run(o)
         models[i], names[entry.model] = entry.model, entry.name
         use_policy(entry.model, o.policy)
     end
+    local console
+    local guard <close> = setmetatable({}, { __close = function() -- luacheck: ignore 211
+        if console then console:close() end
+    end })
     common.guard(require("llmrun.serve").run, {
         host = o.host, port = o.port, models = models, model_names = names, routes = routes, api_keys = api_keys(o),
         openai = { names = aliases, max_queue = o.max_queue }, page = page_of(o), cors = o.cors,
         hosts = o.allowed_host, max_body = o.max_body, request_timeout = o.request_timeout,
         drain_timeout = o.drain_timeout, scripts = scripts_of(o),
         on_ready = function(server)
+            console = open_console(o, models, server)
             local shown = {}
             for i, entry in ipairs(list) do shown[i] = entry.name end
             io.stderr:write(("llmrun: serving %s at %s (%s)\n"):format(table.concat(shown, ", "), server:url(),
