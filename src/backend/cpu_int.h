@@ -147,6 +147,8 @@ typedef struct attn_gang {
     int pos, last_pos; /* smallest position of a tile's first row, largest of a last row */
 } attn_gang;
 
+typedef struct share share;
+
 struct lr_plan {
     cpu_backend *be;
     int max_rows, max_out;
@@ -181,8 +183,12 @@ struct lr_plan {
     attn_gang *gangs; /* (max_rows) */
     int n_gangs;
     int window[LR_KV_GROUPS]; /* positions that the group's layers look back over, 0 = all */
-    float *lora;   /* (products of a stage, max_rows, LR_LORA_RANK_MAX) rows through the adapters' first factors */
-    float *parts;  /* attention of long sequences in pieces: ATTN_PARTS floats */
+    float *lora;  /* (products of a stage, max_rows, LR_LORA_RANK_MAX) rows through the adapters' first factors */
+    float *parts; /* attention of long sequences in pieces: ATTN_PARTS floats */
+    struct share {
+        _Alignas(64) atomic_int next;
+        int end;
+    } * shares;    /* (threads) of the tasks of a product with few rows */
     char *scratch; /* attention scratch, one a thread */
     size_t scratch_bytes;
 };

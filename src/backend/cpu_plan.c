@@ -584,6 +584,7 @@ static int alloc_run_state(lr_plan *p, lr_error *err)
     p->scratch_bytes = (lr_cpu_attn_scratch(group, dim, LR_ATTN_ROWS) + 63) & ~(size_t)63;
     p->scratch = lr_alloc_aligned(p->scratch_bytes * (size_t)lr_pool_threads(p->be->pool));
     p->parts = lr_alloc_aligned(ATTN_PARTS * sizeof *p->parts);
+    p->shares = lr_alloc_aligned((size_t)lr_pool_threads(p->be->pool) * sizeof *p->shares);
     p->row_pos = lr_calloc(rows, sizeof *p->row_pos);
     p->row_seq = lr_calloc(rows, sizeof *p->row_seq);
     p->row_echo = lr_calloc(rows, sizeof *p->row_echo);
@@ -593,7 +594,8 @@ static int alloc_run_state(lr_plan *p, lr_error *err)
     for (int i = 0; i < p->n_ops; i++)
         if (is_product(&p->ops[i]) && (size_t)p->ops[i].lora >= products) products = (size_t)p->ops[i].lora + 1;
     p->lora = lr_calloc(products * rows * LR_LORA_RANK_MAX, sizeof *p->lora); /* pages come with their use */
-    if (!p->scratch || !p->parts || !p->row_pos || !p->row_seq || !p->row_echo || !p->tiles || !p->gangs || !p->lora)
+    if (!p->scratch || !p->parts || !p->shares || !p->row_pos || !p->row_seq || !p->row_echo || !p->tiles ||
+        !p->gangs || !p->lora)
         return lr_fail(err, LR_ENOMEM, "no memory for the plan");
     return 0;
 }
@@ -719,6 +721,7 @@ void lr_cpu_plan_free(lr_backend *be, lr_plan *p)
     lr_free_aligned(p->work);
     lr_free_aligned(p->scratch);
     lr_free_aligned(p->parts);
+    lr_free_aligned(p->shares);
     lr_free_aligned(p->exchange);
     lr_free(p->exchange_bytes);
     lr_free(p);

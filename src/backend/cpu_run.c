@@ -20,7 +20,8 @@ typedef struct run_ctx {
     int stage;
     bool second; /* of the stage's two */
     int rows, strips, pieces;
-    int ticked; /* thread 0's: the stage of the last tick */
+    bool shared; /* its tasks are shared out to the threads: lr_plan.shares */
+    int ticked;  /* thread 0's: the stage of the last tick */
 } run_ctx;
 
 static int rows_of(const run_ctx *c, bool narrow, int route)
@@ -295,22 +296,35 @@ static void product(const run_ctx *c, bool narrow, const plan_op *o, int mat, in
         p->be->k->add(y + (size_t)r * ldy + j0, o->bias->vec + behind + j0, y + (size_t)r * ldy + j0, j1 - j0);
 }
 
-static void gemm_task(const run_ctx *c, const stage *s, int task, int rows, int strips)
+/* Where task `task` of a stage is; the item of it is the result. */
+typedef struct gemm_place {
+    int mat, row, m, strip; /* matrix, first row, rows, first strip */
+} gemm_place;
+
+static const gemm_item *find_task(const lr_plan *p, const stage *s, int task, int rows, int strips, gemm_place *out)
 {
-    const lr_plan *p = c->p;
     const gemm_item *it = &p->items[s->first];
     for (int n; task >= (n = item_tasks(p, it, strips, rows)); it++) task -= n;
     const plan_op *a = &p->ops[it->a];
-    int n_strips = (a->w->n + LR_STRIP - 1) / LR_STRIP, mb = gemm_m_block(rows, a->w->k), n_mb = (rows + mb - 1) / mb;
-    int s0 = task / n_mb * strips, r0 = task % n_mb * mb, m = min_int(mb, rows - r0), mat = 0;
-    if (a->route >= 0) {
-        int cols = (n_strips + strips - 1) / strips;
-        const moe_piece *piece = &p->routes[a->route].pieces[task / cols];
-        s0 = task % cols * strips;
-        mat = piece->expert;
-        r0 = piece->first;
-        m = piece->n;
+    int mb = gemm_m_block(rows, a->w->k), n_mb = (rows + mb - 1) / mb;
+    if (a->route < 0) {
+        int row = task % n_mb * mb;
+        *out = (gemm_place){0, row, min_int(mb, rows - row), task / n_mb * strips};
+        return it;
     }
+    int cols = ((a->w->n + LR_STRIP - 1) / LR_STRIP + strips - 1) / strips;
+    const moe_piece *piece = &p->routes[a->route].pieces[task / cols];
+    *out = (gemm_place){piece->expert, piece->first, piece->n, task % cols * strips};
+    return it;
+}
+
+static void gemm_task(const run_ctx *c, const stage *s, int task, int rows, int strips)
+{
+    const lr_plan *p = c->p;
+    gemm_place at;
+    const gemm_item *it = find_task(p, s, task, rows, strips, &at);
+    const plan_op *a = &p->ops[it->a];
+    const int n_strips = (a->w->n + LR_STRIP - 1) / LR_STRIP, s0 = at.strip, r0 = at.row, m = at.m, mat = at.mat;
     int s1 = min_int(s0 + strips, n_strips);
     product(c, s->narrow, a, mat, r0, m, s0, s1);
     if (it->b < 0) return;
@@ -319,12 +333,78 @@ static void gemm_task(const run_ctx *c, const stage *s, int task, int rows, int 
     int n = a->w->n, j0 = s0 * LR_STRIP, j1 = min_int(s1 * LR_STRIP, n);
     float *y = p->ptr[g->out];
     for (int r = r0; r < r0 + m; r++) {
-        size_t at = (size_t)r * (size_t)n + (size_t)j0;
-        p->be->k->glu(g->act, p->ptr[g->in[0]] + at, p->ptr[g->in[1]] + at, y + at, j1 - j0);
+        const size_t x = (size_t)r * (size_t)n + (size_t)j0;
+        p->be->k->glu(g->act, p->ptr[g->in[0]] + x, p->ptr[g->in[1]] + x, y + x, j1 - j0);
     }
     if (g->quant < 0) return;
-    size_t at = (size_t)r0 * (size_t)n;
-    p->be->k->quantize(y + at, (size_t)n, m, lr_qact_at(p->q[g->quant], at), j0, j1);
+    const size_t first = (size_t)r0 * (size_t)n;
+    p->be->k->quantize(y + first, (size_t)n, m, lr_qact_at(p->q[g->quant], first), j0, j1);
+}
+
+static int count_tasks(const run_ctx *c, const stage *s, int rows, int strips)
+{
+    if (s->kind == STAGE_ROWS) return (rows + rows_per_task(c, rows) - 1) / rows_per_task(c, rows);
+    int n = 0;
+    for (int i = 0; i < s->n; i++) n += item_tasks(c->p, &c->p->items[s->first + i], strips, rows);
+    return n;
+}
+
+/* ---- few rows: who streams which weights ---- */
+
+/* Weights of few rows come from memory, and kernels prefetch what lies behind what they read. So each thread has a
+ * share of neighbouring tasks, and reads the beginning of its share of the next products before the last task of this
+ * one. Who is through with its own share takes from others'. */
+enum { FEW_ROWS = 8, HEAD_BYTES = 32 << 10 };
+
+static bool is_shared(const run_ctx *c, const stage *s, int rows)
+{
+    return s->kind == STAGE_GEMM && s->route < 0 && rows <= FEW_ROWS && c->n_threads > 1;
+}
+
+static void share_out(const run_ctx *c, int n)
+{
+    for (int t = 0; t < c->n_threads; t++) {
+        atomic_store_explicit(&c->p->shares[t].next, n * t / c->n_threads, memory_order_relaxed);
+        c->p->shares[t].end = n * (t + 1) / c->n_threads;
+    }
+}
+
+static void prefetch_head(const lr_weight *w, int strip)
+{
+    const char *x = (const char *)w->gemm.data + (size_t)strip * w->gemm.strip_bytes;
+    const size_t left = w->bytes - (size_t)strip * w->gemm.strip_bytes;
+    for (size_t i = 0; w->packed && i < HEAD_BYTES && i < left; i += 64) __builtin_prefetch(x + i, 0, 2);
+}
+
+/* The beginning of a thread's share of the next products. */
+static void prefetch_share(const run_ctx *c, int thread)
+{
+    const lr_plan *p = c->p;
+    int i = c->stage + 1;
+    while (i < p->n_stages && p->stages[i].kind != STAGE_GEMM) i++;
+    if (i == p->n_stages) return;
+    const stage *s = &p->stages[i];
+    const int rows = rows_of(c, s->narrow, s->route);
+    if (rows == 0 || !is_shared(c, s, rows)) return;
+    const int strips = gemm_strips(c, s, rows), n = count_tasks(c, s, rows, strips);
+    gemm_place at;
+    if (n < c->n_threads) return;
+    const gemm_item *it = find_task(p, s, n * thread / c->n_threads, rows, strips, &at);
+    prefetch_head(p->ops[it->a].w, at.strip);
+    if (it->b >= 0) prefetch_head(p->ops[it->b].w, at.strip);
+}
+
+/* A task for the thread: there are as many as were asked for. */
+static int share_take(const run_ctx *c, int thread)
+{
+    for (int i = 0;; i++) {
+        share *own = &c->p->shares[(thread + i) % c->n_threads];
+        if (atomic_load_explicit(&own->next, memory_order_relaxed) >= own->end) continue;
+        const int t = atomic_fetch_add_explicit(&own->next, 1, memory_order_relaxed);
+        if (t >= own->end) continue;
+        if (i == 0 && t == own->end - 1) prefetch_share(c, thread);
+        return t;
+    }
 }
 
 /* ---- COMM ---- */
@@ -361,14 +441,6 @@ static void exchanged_row(const run_ctx *c, const plan_op *o, int row)
 }
 
 /* ---- the walk ---- */
-
-static int count_tasks(const run_ctx *c, const stage *s, int rows, int strips)
-{
-    if (s->kind == STAGE_ROWS) return (rows + rows_per_task(c, rows) - 1) / rows_per_task(c, rows);
-    int n = 0;
-    for (int i = 0; i < s->n; i++) n += item_tasks(c->p, &c->p->items[s->first + i], strips, rows);
-    return n;
-}
 
 /* Adds up what the weights of a stage are multiplied with, for those who asked. */
 static void observe(const run_ctx *c, const stage *s, int rows)
@@ -410,7 +482,10 @@ static lr_pool_phase phase_of(run_ctx *c)
         if (!c->second) return (lr_pool_phase){c->lora && s->route < 0 ? c->rows : 0, false};
         if (p->be->observed) observe(c, s, c->rows);
         c->strips = gemm_strips(c, s, c->rows);
-        return (lr_pool_phase){count_tasks(c, s, c->rows, c->strips), false};
+        const int n = count_tasks(c, s, c->rows, c->strips);
+        c->shared = is_shared(c, s, c->rows);
+        if (c->shared) share_out(c, n);
+        return (lr_pool_phase){n, false};
     }
 }
 
@@ -456,7 +531,7 @@ static void run_task(void *arg, int task, int thread)
         break;
     default:
         if (c->second)
-            gemm_task(c, s, task, c->rows, c->strips);
+            gemm_task(c, s, c->shared ? share_take(c, thread) : task, c->rows, c->strips);
         else
             lora_task(c, s, task);
     }
