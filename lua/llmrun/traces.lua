@@ -274,7 +274,7 @@ end
 
 --- Rows one after the other, in constant memory, of a file or of what a text like "poisson:rate=5,requests=1000" says
 --- (workload.lua). Returns a function that gives the next row, nil at the end, and raises where a file goes wrong; and
---- the format's name. Or nil and a text.
+--- the format's name. Or nil and a text. Requests without a prompt or an answer are left out.
 ---
 --- Options: most rows, skip (rows left out at the beginning), speed (arrivals so many times as fast), scale (lengths
 --- times this), limit (rows with more tokens, output included, are left out), seed (of a made trace, instead of its
@@ -314,8 +314,8 @@ function M.open(what, opts)
             if o.speed then row.at = row.at / o.speed end
             if not row.after then gone = {} end
             local number = row.number
-            if row.after and gone[row.after] then
-                row = nil
+            if row.after and gone[row.after] or row.prompt < 1 or row.output < 1 then
+                row = nil -- without an answer there is nothing to be served
             elseif change then
                 row = M.scale_row(row, o.scale or 1, o.limit)
             end

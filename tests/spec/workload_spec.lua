@@ -297,6 +297,9 @@ describe("trace files", function()
             for row in rows do numbers[#numbers + 1] = row.number end
             assert.same({ 4, 5 }, numbers)
         end
+        local azure = traces.open(file("TIMESTAMP,ContextTokens,GeneratedTokens\n2023-11-16 18:15:46.6,5,0\n"
+            .. "2023-11-16 18:15:47.6,0,5\n2023-11-16 18:15:48.6,7,1\n"))
+        assert.same({ 7, nil }, { azure().prompt, azure() })
         local rows, err = traces.open(file(text), { limit = 2 })
         assert.is_nil(rows)
         assert.matches("no rows there that are short enough", err)
