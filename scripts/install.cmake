@@ -24,6 +24,9 @@ target_link_libraries(llmrun_shared PRIVATE ${LLMRUN_LIBRARIES} ${LUA_LINK_LIBRA
 target_link_options(llmrun_shared PRIVATE -Wl,--exclude-libs,ALL -Wl,--wrap=stderr)
 set_target_properties(llmrun_shared PROPERTIES OUTPUT_NAME llmrun VERSION ${PROJECT_VERSION} SOVERSION 0 LINKER_LANGUAGE C)
 set(LLMRUN_PC ${CMAKE_BINARY_DIR}/llmrun.pc)
+# from the folder of the file to the prefix: the tree may be installed anywhere
+file(RELATIVE_PATH LLMRUN_PC_PREFIX /${CMAKE_INSTALL_LIBDIR}/pkgconfig /)
+string(REGEX REPLACE "/$" "" LLMRUN_PC_PREFIX "${LLMRUN_PC_PREFIX}")
 configure_file(${CMAKE_SOURCE_DIR}/scripts/llmrun.pc.in ${LLMRUN_PC} @ONLY)
 
 # Manual page and completions, out of the program's own help.
