@@ -2,6 +2,7 @@
 -- runs it with the program it has just linked:
 --
 --   llmrun scripts/gen_manual.lua man|bash|zsh|fish OUT
+local core = require "llmrun.core"
 local args = require "llmrun.cli.args"
 local commands = require "llmrun.cli.commands"
 local version = require("llmrun").version
@@ -10,8 +11,20 @@ local kind, out = ...
 local cmds = {}
 for i, name in ipairs(commands) do cmds[i] = { name = name, cmd = require("llmrun.cli." .. name) } end
 
--- Flags that stand before a command or a program (lua/llmrun/dist.lua), and that are commands by themselves.
-local first_flags = { "--tp", "--pp", "--micro-rows", "--help", "--version" }
+-- How the program is called, as --help says it: its lines, and the flags in them.
+local calls, first_flags = {}, {}
+do
+    local p <close> = assert(io.popen("'" .. core.executable() .. "' --help"))
+    for line in p:lines() do
+        local call, rest = line:gsub("^usage:", "      "):match "^       (%S.-)(   .*)$"
+        call = call or line:match "^       (llmrun .*)$"
+        if call then calls[#calls + 1] = { call, (rest or ""):match "^%s*(.-)%s*$" } end
+        for flag in (call or ""):gmatch "%-%-[%a-]+" do
+            if flag ~= "--help" then first_flags[#first_flags + 1] = flag end
+        end
+    end
+    first_flags[#first_flags + 1] = "--help"
+end
 
 -- What the environment says to the program.
 local environment = {
@@ -69,9 +82,12 @@ local function manual()
     add('.\\" made by scripts/gen_manual.lua from the program\'s own help\n.TH LLMRUN 1 "" "llmrun ' .. version ..
         '" "User Commands"')
     add '.SH NAME\nllmrun \\- LLM inference whose decisions are Lua programs'
-    add '.SH SYNOPSIS\n.B llmrun\n.I FILE.lua\n.RI [ ARGS ...]\n.br\n.B llmrun\n.I COMMAND\n.RI [ FLAGS ...]\n.br'
-    add '.B mpirun \\-n\n.I N\n.B llmrun\n[\\fB\\-\\-tp\\fR \\fIN\\fR] [\\fB\\-\\-pp\\fR \\fIN\\fR]'
-    add '.I FILE.lua\n|\n.I COMMAND ...'
+    add ".SH SYNOPSIS"
+    for _, call in ipairs(calls) do
+        add(".TP\n.B " .. roff(call[1]))
+        local what = call[2]:gsub("^one of:$", "one of the commands below")
+        add(roff(what == "" and "shows the version" or what))
+    end
     add(".SH DESCRIPTION\n" .. roff("Runs a Lua program that uses language models, or one of the commands below. " ..
         "A program loads a model with require(\"llmrun\").load and holds conversations with it; the engine batches " ..
         "all that runs side by side. The Lua library is described in the folder of the documentation, " ..

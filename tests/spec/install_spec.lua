@@ -126,6 +126,13 @@ describe("the manual", function()
         assert.equal("", out)
     end)
 
+    it("has every variable of the environment that the program asks for", function()
+        local p <close> = assert(io.popen [[grep -rhoE 'getenv *\(?"LLMRUN_[A-Z_]+"' src lua | grep -oE 'LLMRUN_[A-Z_]+' | sort -u]])
+        local text, path = generate "man"
+        os.remove(path)
+        for name in p:lines() do assert.matches("\n.B " .. name .. "\n", text, 1, true) end
+    end)
+
     it("completes commands, flags and values in bash", function()
         local _, path = generate "bash"
         local function complete(line)
