@@ -125,6 +125,20 @@ function M.params(what)
     return known
 end
 
+--- A command line's "mlfq:quantum=128,levels=4" as a name or file and its options (nil: none), or nil and what is
+--- wrong. Where the policy does not declare its options, what looks like a number, true or false is one.
+---@param text string
+---@return string? what, table? options
+function M.parse(text)
+    local what, opts = params.parse(text)
+    if what and opts and not M.params(what) then
+        for k, v in pairs(opts) do
+            if type(v) == "string" then opts[k] = tonumber(v) or v == "true" or (v ~= "false" and v) end
+        end
+    end
+    return what, opts
+end
+
 --- The policy that a table, a name or a file stands for, and its hooks; or nil and a text. A function, or a table with
 --- params and make (a file may return either, those that come with llmrun do), is called with the options to make it.
 ---@param what table|function|string

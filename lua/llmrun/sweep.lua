@@ -5,8 +5,9 @@
 ---       trace = "agents:rate=2,requests=400", profile = "h100-8b", slo = { ttft = 1, tpot = 0.05 } }
 ---   print(sweep.text(s))                           -- report.lua makes a page of it
 ---
---- A load is how many times as fast requests arrive. Seed k of a made trace is another trace of the kind; seed k of a
---- file is the k-th `requests` rows of it. All policies get the same traces, so that they can be compared in pairs.
+--- A load is how many times as fast requests arrive; what waits for others (agents, for tools) waits as before. Seed k
+--- of a made trace is another trace of the kind; seed k of a file is the k-th `requests` rows of it. All policies get
+--- the same traces, so that they can be compared in pairs.
 ---
 --- Result: { setup = what was asked for, runs = { { policy =, load =, seed =, value | error, notes } }, cells = {
 --- [policy][load] = { metric = statistics.interval } }, differences = the same, to the first policy, seed by seed }.
@@ -15,7 +16,6 @@
 local errors = require "llmrun.errors"
 local farm = require "llmrun.farm"
 local options = require "llmrun.options"
-local params = require "llmrun.policy.params"
 local policies = require "llmrun.policy"
 local statistics = require "llmrun.statistics"
 local traces = require "llmrun.traces"
@@ -95,7 +95,7 @@ local passed_on = { "profile", "replicas", "router", "tp", "pp", "engine", "slo"
 --- { name, policy, options } of a policy: "mlfq:quantum=128", or already such a table.
 local function policy_of(what, call)
     if type(what) == "string" then
-        local name, opts = params.parse(what)
+        local name, opts = policies.parse(what)
         if not name then errors.raise(call, opts) end
         what = { name = what, policy = name, options = opts }
     end

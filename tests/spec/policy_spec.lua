@@ -244,6 +244,13 @@ describe("use", function()
         assert.same({ "fcfs", "mlfq:quantum=128,levels=4", "own.lua" }, params.split "fcfs,mlfq:quantum=128,levels=4, own.lua")
         assert.same({ "fcfs:a=1", "b:c=2", "d" }, params.split "fcfs,a=1,b:c=2,,d")
         assert.matches("OPTION=VALUE expected, got 'x'", select(2, params.parse "fcfs:x"))
+        local path = os.tmpname()
+        local f <close> = assert(io.open(path, "w"))
+        f:write "return function() return { token = print } end"
+        f:flush()
+        assert.same({ path, { a = 5, b = true, c = false, d = "x" } }, { policy.parse(path .. ":a=5,b=true,c=false,d=x") })
+        assert.same({ "mlfq", { quantum = "5" } }, { policy.parse "mlfq:quantum=5" }) -- declared: load reads it
+        os.remove(path)
         for _, name in ipairs(policy.names) do
             for key, p in pairs(assert(policy.params(name))) do
                 assert.is_true(p[1] ~= nil or p.type == "table", name .. "." .. key)

@@ -52,7 +52,7 @@ end
 
 --- "mlfq:quantum=128,levels=4" as a name or file and the policy's options (nil: none).
 function M.policy_of(text)
-    local what, opts = require("llmrun.policy.params").parse(text)
+    local what, opts = require("llmrun.policy").parse(text)
     if not what then args.fail("--policy: " .. opts, 2) end
     return what, opts
 end
