@@ -142,6 +142,7 @@ local function bash()
         ("        mapfile -t COMPREPLY < <(compgen -W %q -- \"$cur\"; compgen -f -X '!*.lua' -- \"$cur\";"):format(
             names(commands) .. " " .. names(first_flags)),
         "            compgen -d -S / -- \"$cur\")",
+        "        if [[ ${#COMPREPLY[@]} -eq 1 && ${COMPREPLY[0]} == */ ]]; then compopt -o nospace 2>/dev/null; fi",
         "        return",
         "    fi",
         "    case \"$cmd $prev\" in",
