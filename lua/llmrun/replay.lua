@@ -121,6 +121,7 @@ local function start(self, r, seq)
     if not ok then req, err = nil, req end
     if not req then errors.raise(CALL, ("request %d: %s"):format(r.id, tostring(err)), code) end
     run.req = req
+    if self.shadow then self.shadow:submitted(run) end
     return run
 end
 
@@ -201,7 +202,8 @@ end
 --- A replay of a recording on a model that nobody else uses. opts.policy: decides in place of what is written down.
 ---@param rec llmrun.Recording
 ---@param model llmrun.Model
----@param opts? { policy?: any }
+--- opts.shadow: decides too, in the shadow (shadow.lua), judged against what was done.
+---@param opts? { policy?: any, shadow?: any }
 ---@return llmrun.Replay
 function M.new(rec, model, opts)
     M.check_model(rec, model)
@@ -212,9 +214,13 @@ function M.new(rec, model, opts)
     }, Replay)
     self.engine:set_exact(true)
     local deciding = opts and opts.policy or recorded_policy(self)
-    local ok, err, code = policy.use(self.engine, deciding, nil, { seconds = 10 })
-    if not ok then errors.raise(CALL, err, code) end
-    self.free = opts and opts.policy ~= nil
+    local status, err, code = policy.use(self.engine, deciding, nil, { seconds = 10 })
+    if not status then errors.raise(CALL, err, code) end
+    self.policy, self.free = status.policy, opts and opts.policy ~= nil
+    if opts and opts.shadow then
+        self.shadow = require("llmrun.shadow").new(model, opts.shadow)
+        errors.check(CALL, self.engine:record(true))
+    end
     return self
 end
 
@@ -248,6 +254,7 @@ end
 local function engine_step(self)
     local rows, err, code = self.engine:step()
     if not rows then errors.raise(CALL, err, code) end
+    if self.shadow then self.shadow:took(self.engine:record_take()) end
     local key = self.engine:next_event()
     while key do
         local run = self.runs[key]
@@ -359,6 +366,7 @@ function on.step(self, e)
     self.decisions = assert(file.decisions(e.v.run or ""))
     self.drafts = e.draft
     for _, t in ipairs(e.took) do self.upto[t[1]] = (self.upto[t[1]] or 0) + #t[2] end
+    if self.shadow then self.shadow:before() end
     self.step_rows = engine_step(self)
     if self.step_rows == e.v.rows then self.equal_steps = self.equal_steps + 1 end
     for _, t in ipairs(e.ended) do end_request(self, t) end
@@ -511,6 +519,7 @@ function M.report(self)
     if self.steps > 0 and not self.free then
         lines[#lines + 1] = ("  %d of %d steps had as many rows as recorded"):format(self.equal_steps, self.steps)
     end
+    if self.shadow then lines[#lines + 1] = self.shadow:text() end
     if self.rec.cut then lines[#lines + 1] = "  the recording has no end: the program was killed, or still runs" end
     return table.concat(lines, "\n")
 end

@@ -503,17 +503,17 @@ function Shadow:text()
     return table.concat(lines, "\n")
 end
 
---- Lets a policy decide in the shadow of the model's own, from now on. Raises what is wrong with it.
+--- A shadow that is told by its maker what happens (before, submitted, took): for replays. Raises what is wrong with
+--- the policy.
 ---@param model llmrun.Model
 ---@param what table|function|string
 ---@param opts? table the policy's own
 ---@return llmrun.Shadow
-function M.start(model, what, opts)
+function M.new(model, what, opts)
     local p, found = policy.load(what, opts)
     if not p then errors.raise("shadow", found) end
-    if model.shadow then model.shadow:stop() end
     local info = model.engine:info()
-    local self = setmetatable({
+    return setmetatable({
         model = model, engine = model.engine, policy = p, what = what, steps = 0, differing = 0, rows_real = 0,
         rows_shadow = 0, kinds = { earlier = 0, later = 0, rows = 0, preempted = 0, kept = 0 }, by_request = {},
         n_kept = 0, by_id = {}, order = {}, requests = 0, refused = 0, would_end = 0, failures = 0, in_a_row = 0,
@@ -521,6 +521,13 @@ function M.start(model, what, opts)
         max_rows = info.max_batch_tokens, max_seqs = info.max_seqs,
         chunk = info.chunk, name = type(p.name) == "string" and p.name or tostring(what),
     }, Shadow)
+end
+
+--- Lets a policy decide in the shadow of the model's own, from now on. Arguments as M.new's.
+---@return llmrun.Shadow
+function M.start(model, what, opts)
+    local self = M.new(model, what, opts)
+    if model.shadow then model.shadow:stop() end
     local ops = {}
     for _, op in pairs(model.runner.ops) do ops[#ops + 1] = op end
     table.sort(ops, function(a, b) return a.key < b.key end)

@@ -135,6 +135,18 @@ describe("a recording", function()
         assert.same({}, r.differences)
     end)
 
+    it("is judged by a policy in the shadow", function()
+        local r, text = replayed(assert(file.read(recorded)), { shadow = "shortest_first" })
+        assert.same({}, r.differences)
+        assert.equal(r.steps, r.equal_steps)
+        local sum = r.shadow:summary()
+        assert.equal(r.steps, sum.steps)
+        assert.equal(0, sum.failures, sum.last_error)
+        assert.equal(#r.rec.order, sum.n_requests)
+        assert.is_true(sum.differing > 0 and sum.differing < sum.steps, text)
+        assert.matches("shortest_first in the shadow: %d+ of %d+ steps differ", text)
+    end)
+
     it("with a token altered tells which, and how close it was", function()
         local lines, done = {}, nil
         for line in io.lines(recorded) do

@@ -22,13 +22,15 @@ step for a look around: queue, batch, blocks, tree, logits, Lua; "step" and "go"
         llmrun replay agent.rec --request all
         llmrun replay agent.rec --stop-at-request 12:40
         echo 'logits 12' | llmrun replay agent.rec --stop-at 500
-        llmrun replay agent.rec --policy fair]],
+        llmrun replay agent.rec --policy fair
+        llmrun replay yesterday.rec --shadow mine.lua]],
     flags = {
         { "model", short = "m", arg = "MODEL", help = "the model, if it is not where it was" },
         { "request", short = "r", arg = "N", help = "this request by itself; all: each by itself" },
         { "stop-at", arg = "STEP", type = "integer", help = "stops before this step, in a console" },
         { "stop-at-request", arg = "N:TOKEN", help = "stops before request N draws its TOKENth token" },
         { "policy", arg = "NAME|FILE", help = "decides instead of what is written down" },
+        { "shadow", arg = "NAME|FILE", help = "decides too, and nothing of it is done: how it differs is counted" },
         { "list", short = "l", help = "lists the requests, and runs nothing" },
         { "threads", short = "t", arg = "N", type = "integer", help = "compute threads (default: all processors)" },
         { "device", arg = "NAME", help = "cpu, cuda:N or auto [auto]" },
@@ -178,13 +180,16 @@ local function console_of(r, model)
             return ("recorded: %s\nnow: %s"):format(rec.header.policy or "the built-in rule",
                 r.free and "the policy that was given" or "as recorded")
         end },
+        shadow = { "how the policy in the shadow differs so far", function()
+            return r.shadow and r.shadow:text() or "none is there; --shadow POLICY"
+        end },
         differences = { "what differed so far", function() return require("llmrun.console").show(r.differences) end },
     }
     for _, name in ipairs { "queue", "batch", "blocks", "tree", "metrics" } do
         commands[name] = { "of the engine", function() return views[name](r.engine) end }
     end
     local c = require("llmrun.console").new {
-        commands = commands, env = { replay = r, recording = rec, model = model },
+        commands = commands, env = { replay = r, recording = rec, model = model, policy = r.policy, shadow = r.shadow },
     }
     return c, where, function() return over end
 end
@@ -217,7 +222,7 @@ function M.run(o)
     return common.guard(function()
         replay.check_model(rec, model)
         if o.request then return alone(o, rec, model) end
-        local r = replay.new(rec, model, { policy = o.policy })
+        local r = replay.new(rec, model, { policy = o.policy, shadow = o.shadow })
         if stop_at and not r:run(stop_at) and not look_around(r, model) then return 0 end
         r:run()
         if r.differences[1] then r:explain(r.differences[1]) end
