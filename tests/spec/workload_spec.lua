@@ -95,7 +95,7 @@ describe("made traces", function()
         end
         -- the mean of 1 - 0.8 cos over a fifth around its ends
         local part = 0.8 * math.sin(0.2 * math.pi) / (0.2 * math.pi)
-        assert.near((1 + part) / (1 - part), high / low, 1.2)
+        near((1 + part) / (1 - part), high / low, math.sqrt(1 / (1 - part) + 1 / (1 + part)), N / 5)
     end)
 
     it("have lengths around their means, up to the limit", function()
