@@ -29,6 +29,7 @@ local llm = {
 function llm.run(fn, ...)
     if type(fn) ~= "function" then error("llm.run: function expected, got " .. type(fn), 2) end
     if loop.current() then return fn(...) end
+    if loop.running then errors.raise("llm.run", "a hook can't begin a run inside of another", "state") end
     local core = require "llmrun.core"
     local restore = require("llmrun.yieldable").install()
     core.catch_interrupts "stop"

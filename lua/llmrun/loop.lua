@@ -26,6 +26,9 @@ local SLICE = 0.05 -- seconds that a task with a time limit may be busy before o
 --- Called at Ctrl-C instead of ending the program, if set.
 M.on_interrupt = nil
 
+--- Whether M.run is at work, also while no task runs (in hooks).
+M.running = false
+
 --- In a sandbox, in place of sleeping: called with 0 between rounds, with the seconds to the next timer (nil: none)
 --- when nothing can run; true if something may happen then.
 M.pause = nil
@@ -412,6 +415,8 @@ end
 --- Returns "done" and the results, "failed", the traceback and the error, or "interrupted" (and the traceback, if code
 --- was running).
 function M.run(fn, ...)
+    local ending <close> = setmetatable({}, { __close = function() M.running = false end }) -- luacheck: ignore 211
+    M.running = true
     local main = M.spawn(fn, ...)
     while alive[main] do
         local going = turn(main)

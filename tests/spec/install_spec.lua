@@ -103,6 +103,18 @@ describe("llmrun.so in a stock Lua", function()
     end)
 end)
 
+describe("llm.run in a program of llmrun's", function()
+    it("just calls the function in a task, and is refused in a hook", function()
+        assert.equal(3, llm.run(function(a, b) return a + b end, 1, 2))
+        local model <close> = llm.scripted { next = function() return llm.run(function() return 65 end) end }
+        local s <close> = model:session()
+        s:append "x"
+        local ok, err = pcall(s.gen, s, { max_tokens = 1 })
+        assert.is_false(ok)
+        assert.matches("a hook can't begin a run", tostring(err), 1, true)
+    end)
+end)
+
 describe("the manual", function()
     local function generate(kind)
         local path = os.tmpname()
