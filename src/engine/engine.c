@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-enum { PROMPT_ROWS = 128 }; /* on CPUs reading the weights then is a twelfth of a step's time */
+enum { PROMPT_ROWS = 64 }; /* of a CPU; see rule.c */
 
 lr_engine_config lr_engine_defaults(void)
 {

@@ -29,12 +29,12 @@ typedef enum lr_preempt_how { LR_PREEMPT_RECOMPUTE, LR_PREEMPT_SWAP } lr_preempt
 
 /* Start from lr_engine_defaults(). 0 in a size field means its default. */
 typedef struct lr_engine_config {
-    int max_batch_tokens;        /* rows a step; 512 */
-    int max_seqs;                /* requests running at once; 64 */
-    int max_waiting;             /* requests queued at once; 65536 */
-    int chunk;                   /* most prompt rows of one request in a step; max_batch_tokens */
-    int prompt_rows;             /* prompt rows that the built-in rule always takes (rule.c); 128, on a GPU all */
-    int block_size;              /* token slots a KV block, 1..256; 16 */
+    int max_batch_tokens; /* rows a step; 512 */
+    int max_seqs;         /* requests running at once; 64 */
+    int max_waiting;      /* requests queued at once; 65536 */
+    int chunk;            /* most prompt rows of one request in a step; max_batch_tokens */
+    int prompt_rows;      /* of a step that has as many the built-in rule begins no further prompt; 64, on a GPU all */
+    int block_size;       /* token slots a KV block, 1..256; 16 */
     int kv_blocks[LR_KV_GROUPS]; /* 0 = by kv_bytes / kv_fraction */
     size_t kv_bytes;             /* for all groups together; 0 = by kv_fraction */
     double kv_fraction;     /* of the memory that is available now; 0 = one context, up to four of them in 16384 tokens,

@@ -60,10 +60,9 @@ double lr_step_now(const lr_step *);
 int lr_step_n_active(const lr_step *); /* running now: the list, less those that left it, and those started */
 lr_engine *lr_step_engine(const lr_step *);
 
-/* Rows that the built-in rule takes of prompts in this step: an eighth of those of running and startable requests,
- * within cfg.prompt_rows and the step's budget; all of it for a request that is alone. Looks up what the prefix cache
- * holds.
- */
+/* Rows that the built-in rule takes of prompts in this step at most: an eighth of those of running and startable
+ * requests, at least three times cfg.prompt_rows, at most the step's; all for a request that is alone. Looks up what
+ * the prefix cache holds. */
 int lr_step_prompt_rows(lr_step *);
 /* Rows that a request may still have in this step: those pending and not granted, within cfg.chunk. */
 int lr_step_wants(const lr_request *);

@@ -2,16 +2,19 @@
  *
  * A step's time goes by its rows, so what a prompt takes, everybody waits for. Prompts are computed one after another,
  * not side by side: of eight that come together the first then has its first token after an eighth of the time, and the
- * last no later. For the same reason a step takes only some of the rows that wait, but never so few that reading the
- * weights would cost more than the rows do. The more rows wait, the more a step takes: then it is the prompts that
- * everybody waits for, and long steps read the weights less often.
+ * last no later. So a step begins another prompt only as long as it has few rows of prompts, fewer than take about ten
+ * times as long as reading the weights. One prompt may have more, and the more rows wait, the more: then it is the
+ * prompts that everybody waits for, and long steps read the weights less often.
  *
  * policy/serve.lua is the same rule in any other order.
  */
 #include "engine/engine_int.h"
 #include "engine/policy.h"
 
-enum { SHARE = 8 }; /* steps in which the rows that wait would be computed */
+enum {
+    SHARE = 8, /* steps in which the rows that wait would be computed */
+    MORE = 3   /* times cfg.prompt_rows that a step takes in any case */
+};
 
 bool lr_step_writes(const lr_request *r) { return r->info.n_pending <= 1 || lr_request__in_backlog(r); }
 
@@ -45,7 +48,7 @@ int lr_step_prompt_rows(lr_step *s)
         rows += e->waiting.at[i]->info.n_pending;
     }
     rows = n == 1 ? all : rows / SHARE;
-    if (rows < e->cfg.prompt_rows) rows = e->cfg.prompt_rows;
+    if (rows < MORE * e->cfg.prompt_rows) rows = MORE * e->cfg.prompt_rows;
     return s->prompt_rows = rows < all ? (int)rows : all;
 }
 
@@ -53,23 +56,27 @@ int lr_step_prompt_rows(lr_step *s)
 
 typedef struct prompts {
     lr_step *s;
-    int most, left; /* rows that they may have together */
-    bool cut;       /* one got only half of what was left */
+    int left;  /* rows that they may have together, less those granted */
+    int fresh; /* rows until no further one is begun */
+    bool cut;  /* one got only half of what was left */
 } prompts;
 
 static int run(prompts *p, lr_request *r, int n)
 {
     int got = lr_step_run(p->s, r, n);
     p->left -= got;
+    p->fresh -= got;
     return got;
 }
 
-/* Rows for the next prompt: all of it if there is room, half of what is left for the first that is too long. */
+/* Rows for the next prompt: all of it if there is room, half of what is left for the first that is too long; none if
+ * the step has enough. */
 static int rows_of(prompts *p, const lr_request *r)
 {
     int n = lr_step_wants(r), half = (p->left + 1) / 2;
+    if (p->fresh <= 0) return 0;
     if (r->info.n_pending <= p->left) return n;
-    if (p->cut || p->left < (p->most + 1) / 2) return 0;
+    if (p->cut) return 0;
     p->cut = true;
     return n < half ? n : half;
 }
@@ -81,6 +88,7 @@ static int start_waiting(prompts *p)
     lr_engine *e = s->e;
     int i;
     for (i = 0; i < e->waiting.n && i < e->cfg.max_seqs && p->left > 0 && lr_step_slots(s) > 0; i++) {
+        if (p->fresh <= 0 && !p->cut) break;
         lr_request *r = lr_step_waiting(s, i);
         if (!r || r->want_cancel) continue;
         if (!lr_step_fits(s, r) && s->n_running > 0) break;
@@ -104,7 +112,7 @@ static void least_of(const req_list *list, int n, lr_request **least)
 static void use_rest(prompts *p, int looked_at)
 {
     lr_engine *e = p->s->e;
-    while (p->left > 0 && (p->cut || p->left > p->most / 2)) {
+    while (p->left > 0 && (p->cut || p->fresh > 0)) {
         lr_request *r = NULL;
         least_of(&e->running, e->running.n, &r);
         least_of(&e->started, e->started.n, &r);
@@ -120,9 +128,8 @@ int lr_step_default(lr_step *s)
         lr_request *r = lr_step_running(s, i);
         if (r && r->granted == 0 && lr_step_writes(r)) lr_step_run(s, r, r->info.n_pending);
     }
-    prompts p = {.s = s, .most = lr_step_prompt_rows(s)};
-    if (p.most > s->budget) p.most = s->budget;
-    p.left = p.most;
+    prompts p = {.s = s, .left = lr_step_prompt_rows(s), .fresh = e->cfg.prompt_rows};
+    if (p.left > s->budget) p.left = s->budget;
     for (int i = 0; i < e->running.n && p.left > 0; i++) {
         lr_request *r = lr_step_running(s, i);
         if (!r || r->granted > 0 || lr_step_writes(r)) continue;

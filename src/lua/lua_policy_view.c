@@ -427,14 +427,26 @@ static lr_lua_policy *check_step(lua_State *L, const char *what, bool schedule_o
     return p;
 }
 
-enum { S_RUNNING = 1, S_WAITING, S_BUDGET, S_PROMPT_ROWS, S_SLOTS, S_ACTIVE, S_FREE_BLOCKS, S_BLOCK_SIZE, S_NOW };
+enum {
+    S_RUNNING = 1,
+    S_WAITING,
+    S_BUDGET,
+    S_PROMPT_ROWS,
+    S_PROMPT_LEAST,
+    S_SLOTS,
+    S_ACTIVE,
+    S_FREE_BLOCKS,
+    S_BLOCK_SIZE,
+    S_NOW
+};
 
 static const struct {
     const char *name;
     int field;
-} step_fields[] = {{"running", S_RUNNING}, {"waiting", S_WAITING},       {"budget", S_BUDGET},
-                   {"slots", S_SLOTS},     {"active", S_ACTIVE},         {"free_blocks", S_FREE_BLOCKS},
-                   {"now", S_NOW},         {"block_size", S_BLOCK_SIZE}, {"prompt_rows", S_PROMPT_ROWS}};
+} step_fields[] = {
+    {"running", S_RUNNING},         {"waiting", S_WAITING},          {"budget", S_BUDGET}, {"slots", S_SLOTS},
+    {"active", S_ACTIVE},           {"free_blocks", S_FREE_BLOCKS},  {"now", S_NOW},       {"block_size", S_BLOCK_SIZE},
+    {"prompt_rows", S_PROMPT_ROWS}, {"prompt_least", S_PROMPT_LEAST}};
 
 /* Pushes the list of running or waiting requests, filled once a step. */
 static int push_list(lua_State *L, lr_lua_policy *p, bool running)
@@ -493,6 +505,9 @@ static int step_index(lua_State *L)
         break;
     case S_PROMPT_ROWS:
         lua_pushinteger(L, lr_step_prompt_rows(s));
+        break;
+    case S_PROMPT_LEAST:
+        lua_pushinteger(L, lr_engine_get_config(p->e)->prompt_rows);
         break;
     case S_SLOTS:
         lua_pushinteger(L, lr_step_slots(s));

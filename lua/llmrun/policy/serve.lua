@@ -2,18 +2,21 @@
 ---
 --- The rule (src/engine/rule.c tells why): every running request draws its next token; then prompts that have begun
 --- go on, and new requests start as long as there is memory for their whole prompt. Prompts are computed one after
---- another, up to step.prompt_rows together; the first that is longer than what is left of these gets half, so that
---- short ones get by it, and what remains goes to those with the least to do.
+--- another: a step begins another one as long as it has fewer than step.prompt_least rows of them, and takes up to
+--- step.prompt_rows together; the first that is longer than what is left of these gets half, so that short ones get by
+--- it, and what remains goes to those with the least to do.
 ---
 --- An order is a function(request) -> number, least first; those with the same number keep their order of arrival.
 
 local step = require("llmrun.core").policy_step
 
---- Rows for the next prompt: all of it if there is room, half of what is left for the first that is too long.
+--- Rows for the next prompt: all of it if there is room, half of what is left for the first that is too long; none if
+--- the step has enough.
 local function rows_of(p, r)
     local n = r.wants
+    if p.fresh <= 0 then return 0 end
     if r.pending <= p.left then return n end
-    if p.cut or p.left < (p.most + 1) // 2 then return 0 end
+    if p.cut then return 0 end
     p.cut = true
     return math.min(n, (p.left + 1) // 2)
 end
@@ -21,7 +24,7 @@ end
 --- Runs n rows of it; nil if it can't.
 local function run(self, p, r, n)
     local got = self:run(r, n)
-    p.left = p.left - (got or 0)
+    p.left, p.fresh = p.left - (got or 0), p.fresh - (got or 0)
     return got
 end
 
@@ -36,7 +39,7 @@ end
 
 --- What is left goes to the prompts that have the least to do: those that run, and those that may start.
 local function use_rest(self, p, prompts, waiting)
-    while p.left > 0 and (p.cut or p.left > p.most // 2) do
+    while p.left > 0 and (p.cut or p.fresh > 0) do
         local r, n = least_of(prompts, false)
         if self.slots > 0 then r = least_of(waiting, true, r, n) end
         if not r or (run(self, p, r, p.left) or 0) == 0 then return end
@@ -64,7 +67,7 @@ local function start_waiting(self, p, prompts, waiting)
     local rest = {}
     for i = 1, math.min(#waiting, self.slots + self.active) do
         local r = waiting[i]
-        if p.left <= 0 or self.slots <= 0 then break end
+        if p.left <= 0 or self.slots <= 0 or p.fresh <= 0 and not p.cut then break end
         if not self:fits(r) and self.active > 0 then break end
         local n = rows_of(p, r)
         if n > 0 and not run(self, p, r, n) then break end
@@ -80,8 +83,7 @@ function step:serve(order)
     local prompts = running_prompts(self)
     if #prompts == 0 and (self.slots <= 0 or #self.waiting == 0) then return end
     if type(order) == "function" and #prompts > 1 then prompts = self:sorted(prompts, order) end
-    local most = math.min(self.prompt_rows, self.budget)
-    local p = { most = most, left = most, cut = false }
+    local p = { left = math.min(self.prompt_rows, self.budget), fresh = self.prompt_least, cut = false }
     for _, r in ipairs(prompts) do
         if p.left <= 0 then return end
         local n = r.state == "running" and rows_of(p, r) or 0
