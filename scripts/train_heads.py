@@ -229,6 +229,7 @@ def main(model, rows, kind, out, epochs, size):
     torch.manual_seed(1)
     width = matrix(model, "token_embd.weight").shape[1]
     all_texts = texts(rows, width)
+    np.random.default_rng(1).shuffle(all_texts)  # those written first are the short ones
     print(f"{sum(len(i) for i, _ in all_texts)} tokens in {len(all_texts)} texts")
     if len(all_texts) < 2:
         sys.exit("too few texts to learn from")

@@ -2,10 +2,11 @@
  *
  * A tile is up to LR_ATTN_ROWS rows of one sequence. Small tiles whose sequences begin with the same blocks (forks of a
  * text, prompts that begin alike, the branches of a draft) form a gang: the kernels read what they have in common once
- * for all of them. A gang has at most GANG_ROWS rows: more do not make the common part cheaper a row, and fewer, larger
- * tasks are harder to share among threads. Who is in a gang reaches no result (kernels/cpu/cpu.h).
+ * for all of them. The more rows a gang has, the cheaper is the common part for each (figures in kernels/README.md),
+ * but fewer tasks are harder to share among threads. Who is in a gang reaches no result (kernels/cpu/cpu.h).
  */
 #include "backend/cpu_int.h"
+#include <limits.h>
 
 enum { LOOK_BACK = 32 }; /* gangs that a tile is compared with */
 
@@ -59,7 +60,7 @@ static void add_tile(lr_plan *p, const lr_kv_store *kv, const lr_batch *b, int t
     t->next = -1;
     for (int i = p->n_gangs - 1; i >= low; i--) {
         attn_gang with;
-        if (p->gangs[i].rows + t->n > GANG_ROWS) continue;
+        if (p->gangs[i].rows + t->n > p->gang_rows) continue;
         int n = join(p, kv, b, &p->gangs[i], t, &with);
         if (n <= best) continue;
         best = n;
@@ -77,9 +78,20 @@ static void add_tile(lr_plan *p, const lr_kv_store *kv, const lr_batch *b, int t
     p->gangs[to] = joined;
 }
 
+/* Rows of a gang: so few that the threads have as much to do as each other, where tasks can't be cut into chunks. */
+static int gang_rows(const lr_plan *p, const lr_batch *b)
+{
+    int threads = lr_pool_threads(p->be->pool), n = 1, least = INT_MAX;
+    for (int i = 0; i < b->n_seqs; i++) least = min_int(least, b->seqs[i].pos);
+    if (least >= 2 * LR_ATTN_CHUNK) return LR_ATTN_ROWS;
+    while (n * p->kv_heads % threads && n * p->kv_heads < 4 * threads) n++;
+    return min_int(max_int((b->n_rows + n - 1) / n, 4), LR_ATTN_ROWS);
+}
+
 void lr_cpu_lay_tiles(lr_plan *p, const lr_kv_store *kv, const lr_batch *b)
 {
     p->n_tiles = p->n_gangs = 0;
+    p->gang_rows = b->n_seqs > 1 && p->kv_heads > 0 ? gang_rows(p, b) : 0;
     for (int s = 0; s < b->n_seqs; s++) {
         const lr_batch_seq *q = &b->seqs[s];
         for (int i = 0; i < q->n; i += LR_ATTN_ROWS) {

@@ -137,8 +137,6 @@ typedef struct attn_tile {
     int next; /* tile of the same gang, -1 = none */
 } attn_tile;
 
-enum { GANG_ROWS = 8 }; /* most rows of tiles that are put together */
-
 /* Tiles whose sequences have the same blocks at positions from .. to - 1 of a block group (cpu_attn.c). */
 typedef struct attn_gang {
     int first, last_tile; /* tiles, linked by next */
@@ -180,8 +178,9 @@ struct lr_plan {
     int *row_pos, *row_seq, *row_echo; /* (max_rows) position, sequence, echoes before those of the row */
     attn_tile *tiles;                  /* (max_rows) */
     int n_tiles;
-    attn_gang *gangs; /* (max_rows) */
-    int n_gangs;
+    attn_gang *gangs;         /* (max_rows) */
+    int n_gangs, gang_rows;   /* most rows of tiles that are put together */
+    int kv_heads;             /* of the layer that has the fewest; 0 = no attention */
     int window[LR_KV_GROUPS]; /* positions that the group's layers look back over, 0 = all */
     float *lora;  /* (products of a stage, max_rows, LR_LORA_RANK_MAX) rows through the adapters' first factors */
     float *parts; /* attention of long sequences in pieces: ATTN_PARTS floats */

@@ -629,14 +629,15 @@ static int alloc_plan(builder *b, lr_error *err)
     return 0;
 }
 
-/* How far layers of each block group look back. */
-static void find_windows(lr_plan *p, const lr_kv_store *kv)
+/* How far layers of each block group look back, and their heads. */
+static void see_layers(lr_plan *p, const lr_kv_store *kv)
 {
     bool all[LR_KV_GROUPS] = {false};
     for (int i = 0; i < p->n_ops; i++) {
         const plan_op *o = &p->ops[i];
         if (o->kind != LR_OP_ATTN) continue;
         int g = kv->layers[o->layer].group;
+        if (p->kv_heads == 0 || o->n_kv_heads < p->kv_heads) p->kv_heads = o->n_kv_heads;
         all[g] = all[g] || o->window == 0;
         if (o->window > p->window[g]) p->window[g] = o->window;
     }
@@ -674,7 +675,7 @@ int lr_cpu_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *kv
     }
     if (!rc) rc = layout(p, err);
     if (!rc) rc = alloc_run_state(p, err);
-    if (!rc) find_windows(p, kv);
+    if (!rc) see_layers(p, kv);
     lr_free(b.quant_of);
     lr_free(b.ready);
     lr_free(b.uses);

@@ -194,6 +194,53 @@ static void decode(int heads, int group, int dim, int ctx, int type, int bs)
     pool_free(&p);
 }
 
+/* Rows of n sequences that differ in their last 64 positions only, one by one and as gangs of at most `rows`. Layers
+ * take turns, so that the common part is not in the second-level cache before the first row. */
+static void forks(int heads, int group, int dim, int ctx, int n, int rows)
+{
+    enum { LAYERS = 16, OWN = 4, MOST = 32 };
+    int bs = 16, blocks = ctx / bs, common = ctx - OWN * bs, layer_blocks = blocks + MOST * OWN;
+    pool p = pool_new(LAYERS * layer_blocks * bs, heads, dim, LR_F16, bs);
+    size_t width = (size_t)heads * group * dim;
+    float *q = lr_alloc_aligned(MOST * width * 4), *out = lr_alloc_aligned(MOST * width * 4);
+    int32_t *tables = malloc(sizeof(int32_t) * MOST * (size_t)blocks);
+    void *scratch = lr_alloc_aligned(lr_cpu_attn_scratch(group, dim, LR_ATTN_ROWS));
+    double best[2] = {1e9, 1e9};
+    for (size_t i = 0; i < MOST * width; i++) q[i] = (float)(i * 37 % 97) / 48 - 1;
+    for (int rep = 0; rep < 6 * LAYERS; rep++) {
+        for (int i = 0; i < n; i++)
+            for (int b = 0; b < blocks; b++)
+                tables[i * blocks + b] = p.table[rep % LAYERS * layer_blocks + (b < blocks - OWN ? b : b + i * OWN)];
+        double t0 = now();
+        for (int h = 0; h < heads; h++) {
+            for (int from = 0; from < n; from += rows) {
+                lr_attn_task t[LR_ATTN_ROWS];
+                lr_attn_gang g = {.tasks = t, .n = n - from < rows ? n - from : rows, .to = common & -LR_ATTN_STEP};
+                for (int i = 0; i < g.n; i++) {
+                    t[i] = task(&p, group, q + (size_t)(from + i) * width, out + (size_t)(from + i) * width);
+                    t[i].n_rows = 1;
+                    t[i].pos = ctx - 1;
+                    t[i].kv_head = h;
+                    t[i].table = tables + (from + i) * blocks;
+                }
+                for (int i = 0; i < g.n && rep % 2; i++) kern->attn(&t[i], scratch);
+                if (rep % 2 == 0) kern->attn_gang(&g, scratch);
+            }
+        }
+        double s = now() - t0;
+        if (s < best[rep % 2]) best[rep % 2] = s;
+    }
+    printf(
+        "{\"bench\":\"forks\",\"isa\":\"%s\",\"heads\":%d,\"kv_heads\":%d,\"head_dim\":%d,\"context\":%d,\"forks\":%d,"
+        "\"gang\":%d,\"us\":%.1f,\"alone_us\":%.1f,\"ratio\":%.2f}\n",
+        kern->name, heads * group, heads, dim, ctx, n, rows, best[0] * 1e6, best[1] * 1e6, best[1] / best[0]);
+    free(tables);
+    lr_free_aligned(q);
+    lr_free_aligned(out);
+    lr_free_aligned(scratch);
+    pool_free(&p);
+}
+
 static void memory_speed(void)
 {
     size_t n = (size_t)96 << 20;
@@ -282,6 +329,10 @@ int main(int argc, char **argv)
     prefill(3, 3, 64, 512, LR_F32, 16, 0);
     prefill(3, 3, 64, 512, LR_Q8_0, 16, 0);
     prefill(3, 3, 64, 512, LR_F16, 1, 0);
+    for (int i = 0; i < 3; i++) {
+        static const int counts[][2] = {{4, 4}, {8, 4}, {8, 8}, {16, 8}, {16, 16}, {32, 16}};
+        for (int c = 0; c < 6; c++) forks(shapes[i][0], shapes[i][1], shapes[i][2], 2048, counts[c][0], counts[c][1]);
+    }
     static const int contexts[] = {128, 1024, 8192};
     for (int i = 0; i < 4; i++) {
         for (int c = 0; c < 3; c++) decode(shapes[i][0], shapes[i][1], shapes[i][2], contexts[c], LR_F16, 16);
