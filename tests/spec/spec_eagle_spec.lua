@@ -3,7 +3,7 @@
 -- it is.
 local llm = require "llmrun"
 local drafts = dofile "tests/spec/draft_support.lua"
-local gguf = dofile "tests/spec/gguf_support.lua"
+local gguf = require "llmrun.testing.gguf"
 local hf = dofile "tests/spec/hf_support.lua"
 local raises = dofile("tests/spec/program_support.lua").raises
 
