@@ -153,6 +153,43 @@ describe("simulate", function()
     end)
 end)
 
+describe("llmrun simulate", function()
+    local folder
+    setup(function() folder = require("tests.spec.shell_support").folder() end)
+    teardown(function() folder:remove() end)
+
+    it("prints the same JSON in every process, and a line for each request", function()
+        local line = "simulate --trace agents:rate=9,tenants=2,requests=60 --profile h200-8b --replicas 2 --policy fair "
+            .. "--slo-ttft 1 --rows rows.jsonl --json"
+        local one, err, status = folder:llmrun(line)
+        assert.same({ "", 0 }, { err, status })
+        assert.is_true(one == folder:llmrun(line))
+        local r = json.decode(one)
+        assert.same({ 60, 60, "fair" }, { r.requests, r.finished, r.policy })
+        local n = 0
+        for text in io.lines(folder:at "rows.jsonl") do
+            n = n + 1
+            assert.is_number(json.decode(text).ttft)
+        end
+        assert.equal(60, n)
+    end)
+
+    it("says what is wrong and fails", function()
+        for line, want in pairs {
+            ["simulate --profile h100-8b"] = "%-%-trace TRACE is needed",
+            ["simulate --trace poisson:rate=5,requests=5"] = "%-%-profile NAME|FILE is needed",
+            ["simulate --trace poisson:rate=5,requests=5 --profile h100-70b --tp 1"] = "1 GPUs of 80 GB don't hold",
+            ["simulate --trace poisson:rate=5,requests=5 --profile h100-8b --kv-tokens -5"] = "engine.kv_tokens is %-5",
+            ["profile -m smollm2"] = "%-o FILE is needed",
+        } do
+            local _, err, status = folder:llmrun(line)
+            assert.is_true(status > 0)
+            assert.matches(want, err)
+            assert.is_nil(err:find("traceback"))
+        end
+    end)
+end)
+
 describe("profile", function()
     local fit = require "llmrun.profile.fit"
 

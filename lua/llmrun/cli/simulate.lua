@@ -2,6 +2,7 @@
 
 local args = require "llmrun.cli.args"
 local common = require "llmrun.cli.common"
+local errors = require "llmrun.errors"
 
 local M = {
     summary = "runs a policy on a trace with a simulated fleet",
@@ -123,8 +124,12 @@ function M.run(o)
     run.trace = M.read_trace(o)
     local progress = common.progress()
     run.progress = function(done, at) progress(("%d requests done, %.0f s"):format(done, at)) end
-    local r = common.guard(require("llmrun.simulate").run, run)
+    local ok, r = pcall(require("llmrun.simulate").run, run)
     progress()
+    if not ok then
+        if errors.is(r) then args.fail((r.message:gsub("^simulate: ", ""))) end
+        error(r, 0)
+    end
     if o.rows then
         local file <close>, err = io.open(o.rows, "w")
         if not file then args.fail(err) end
