@@ -365,6 +365,7 @@ function M.html(t)
     for i, set in ipairs(sets) do
         set.x, set.y, set.titles, set.kind, set.color = {}, {}, {}, "points", report.color(i)
     end
+    sets[1].kind, sets[1].marks = "line", true
     for i, c in ipairs(M.finalists(t)) do
         for k, set in ipairs(sets) do
             if k == 1 and c.front or k == 2 and not c.front or k == 3 and c.default then

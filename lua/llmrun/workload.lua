@@ -27,7 +27,8 @@ local M = {}
 M.names = { "poisson", "burst", "conversation", "agents", "fanout" }
 
 local BLOCK = 64 -- tokens of an id of rows' blocks
-local UNIQUE = 1 << 32 -- ids from here on belong to one prompt alone
+local MOST_BLOCKS = 1 << 18 -- of a shared prefix: ids of one tenant's lie so far apart
+local UNIQUE = 1 << 42 -- ids from here on belong to one prompt alone
 
 --- What every kind knows: default, least, most.
 M.common = {
@@ -152,6 +153,10 @@ local function complete(given)
         end
     end
     if kind == "burst" and not o.shape and not o.on then o.shape = 0.2 end
+    if kind == "fanout" and (o.branches or 8) * (o.shared or 1024) > 1 << 28 then
+        fail("fanout: branches times shared is %d tokens: at most %d expected", (o.branches or 8) * (o.shared or 1024),
+            1 << 28)
+    end
     if o.off and not o.on then fail("off without on: no time is left for arrivals") end
     for name, k in pairs(known) do
         if o[name] == nil then o[name] = k[2] end
@@ -276,7 +281,7 @@ local function session(part, unit, mean, first, more, wait)
     local o, r = part.options, part.random
     part.sessions = part.sessions + 1
     local name = ("%s%d"):format(part.prefix, part.sessions)
-    local said, base = 0, (part.index * 10000 + unit.place) << 14
+    local said, base = 0, (part.index * 10000 + unit.place) * MOST_BLOCKS
     for i = 1, r:geometric(mean) do
         local new = length(r, i == 1 and first or more, o)
         local prompt, output = said + new + (i == 1 and o.shared or 0), length(r, o.output, o)

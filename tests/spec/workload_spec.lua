@@ -213,6 +213,7 @@ describe("made traces", function()
             ["poisson:tenants=a:0"] = "weights above 0",
             ["poisson:tenants=0"] = "1 to 10000",
             ["burst:off=4"] = "off without on",
+            ["fanout:branches=1000,shared=1000000"] = "branches times shared is 1000000000 tokens",
         } do
             local rows, err = traces.open(text)
             assert.is_nil(rows, text)
