@@ -99,9 +99,22 @@ typedef struct lr_cu_norm {
 cudaError_t lr_cu_norm_rows(const lr_cu_norm *, const float *x, const float *add, float *sum, int m, lr_cu_out out,
                             cudaStream_t);
 
+/* Of each of n_heads parts of a row of a (stride_a wide) the n_a values from `first` on, and behind them n_b of b: its
+ * part of the same head, or (shared) its whole row; b NULL: zeros. */
+typedef struct lr_cu_parts {
+    int n_heads, stride_a, first, n_a, n_b;
+    bool shared;
+} lr_cu_parts;
+cudaError_t lr_cu_parts_of(const lr_cu_parts *, const float *a, const float *b, int m, lr_cu_out out, cudaStream_t);
+/* Rows of `width` from what ranks gathered: rank r's columns at[r] .. at[r+1]-1 of all m rows, one rank behind the
+ * other; at is on the device, at[0] = 0 and its last is width. */
+cudaError_t lr_cu_ranks(const float *x, const int32_t *at, int m, int width, lr_cu_out out, cudaStream_t);
+
 /* Elementwise over m rows of `width`; out.f32 may be an input. act: lr_act. */
 cudaError_t lr_cu_add(const float *a, const float *b, int m, int width, lr_cu_out out, cudaStream_t);
 cudaError_t lr_cu_mul(const float *a, const float *b, int m, int width, lr_cu_out out, cudaStream_t);
+/* b: a value a row */
+cudaError_t lr_cu_mul_row(const float *a, const float *b, int m, int width, lr_cu_out out, cudaStream_t);
 cudaError_t lr_cu_act(int act, const float *x, int m, int width, lr_cu_out out, cudaStream_t);
 /* act(gate) * up */
 cudaError_t lr_cu_glu(int act, const float *gate, const float *up, int m, int width, lr_cu_out out, cudaStream_t);

@@ -20,9 +20,19 @@ static __device__ __forceinline__ float act_of(int act, float x)
         return 0.5f * x * erfcf(-x * 0.7071067812f);
     case LR_ACT_RELU:
         return x > 0 ? x : 0;
+    case LR_ACT_SIGMOID:
+        return 1.0f / (1.0f + expf(-x));
     default:
         return x > 0 ? x * x : 0;
     }
+}
+
+// LR_ACT_SWIGLU_CLAMP
+static __device__ __forceinline__ float clamped_glu(float g, float u)
+{
+    g = fminf(g, 7.0f);
+    u = fminf(fmaxf(u, -7.0f), 7.0f);
+    return g / (1.0f + expf(-1.702f * g)) * (u + 1.0f);
 }
 
 struct f_copy {
@@ -45,7 +55,37 @@ struct f_act {
 struct f_glu {
     const float *g, *u;
     int act;
-    __device__ float operator()(size_t i) const { return act_of(act, g[i]) * u[i]; }
+    __device__ float operator()(size_t i) const
+    {
+        return act == LR_ACT_SWIGLU_CLAMP ? clamped_glu(g[i], u[i]) : act_of(act, g[i]) * u[i];
+    }
+};
+struct f_mul_row { // b: a value a row
+    const float *a, *b;
+    int width;
+    __device__ float operator()(size_t i) const { return a[i] * b[i / width]; }
+};
+struct f_parts {
+    lr_cu_parts p;
+    const float *a, *b;
+    __device__ float operator()(size_t i) const
+    {
+        size_t row = i / ((size_t)p.n_heads * (p.n_a + p.n_b));
+        int at = (int)(i % ((size_t)p.n_heads * (p.n_a + p.n_b))), h = at / (p.n_a + p.n_b), j = at % (p.n_a + p.n_b);
+        if (j < p.n_a) return a[(row * p.n_heads + h) * p.stride_a + p.first + j];
+        return b ? b[p.shared ? row * p.n_b + j - p.n_a : (row * p.n_heads + h) * p.n_b + j - p.n_a] : 0.0f;
+    }
+};
+struct f_ranks { // rank r's columns at[r] .. at[r+1]-1 of m rows, one rank behind the other
+    const float *x;
+    const int32_t *at;
+    int m, width;
+    __device__ float operator()(size_t i) const
+    {
+        int row = (int)(i / width), c = (int)(i % width), r = 0;
+        while (c >= at[r + 1]) r++;
+        return x[(size_t)m * at[r] + (size_t)row * (at[r + 1] - at[r]) + c - at[r]];
+    }
 };
 struct f_scale {
     const float *x;
@@ -216,14 +256,28 @@ cudaError_t lr_cu_mul(const float *a, const float *b, int m, int width, lr_cu_ou
 {
     return each(f_mul{a, b}, m, width, out, s);
 }
+cudaError_t lr_cu_mul_row(const float *a, const float *b, int m, int width, lr_cu_out out, cudaStream_t s)
+{
+    return each(f_mul_row{a, b, width}, m, width, out, s);
+}
+cudaError_t lr_cu_parts_of(const lr_cu_parts *p, const float *a, const float *b, int m, lr_cu_out out, cudaStream_t s)
+{
+    if (p->n_heads < 1 || p->n_a < 1 || p->n_b < 0 || p->first < 0 || p->first + p->n_a > p->stride_a)
+        return cudaErrorInvalidValue;
+    return each(f_parts{*p, a, b}, m, p->n_heads * (p->n_a + p->n_b), out, s);
+}
+cudaError_t lr_cu_ranks(const float *x, const int32_t *at, int m, int width, lr_cu_out out, cudaStream_t s)
+{
+    return each(f_ranks{x, at, m, width}, m, width, out, s);
+}
 cudaError_t lr_cu_act(int act, const float *x, int m, int width, lr_cu_out out, cudaStream_t s)
 {
-    if (act < LR_ACT_SILU || act > LR_ACT_RELU2) return cudaErrorInvalidValue;
+    if (act < LR_ACT_SILU || act > LR_ACT_SIGMOID) return cudaErrorInvalidValue;
     return each(f_act{x, act}, m, width, out, s);
 }
 cudaError_t lr_cu_glu(int act, const float *gate, const float *up, int m, int width, lr_cu_out out, cudaStream_t s)
 {
-    if (act < LR_ACT_SILU || act > LR_ACT_RELU2) return cudaErrorInvalidValue;
+    if (act < LR_ACT_SILU || act > LR_ACT_SWIGLU_CLAMP) return cudaErrorInvalidValue;
     return each(f_glu{gate, up, act}, m, width, out, s);
 }
 cudaError_t lr_cu_scale(const float *x, float scale, int m, int width, lr_cu_out out, cudaStream_t s)

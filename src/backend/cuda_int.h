@@ -16,6 +16,7 @@ enum {
     LR_CUDA_SLACK = 256,     /* readable bytes behind a weight */
     LR_CUDA_BLAS_ROWS = 128, /* loose: products of so many rows go through bfloat16 and cuBLAS */
     LR_CUDA_GRAPHS = 48,     /* captured graphs of a plan */
+    LR_CUDA_RANKS = 64,      /* ranks that exchange columns, at most */
     LR_CUDA_GRAPH_ROWS = 256 /* decode steps of up to so many rows are captured */
 };
 
@@ -90,6 +91,13 @@ typedef struct cuda_step {
     bool has_norm[2], has_rope[2]; /* ROPE_KV: of q and k */
     lr_cu_rope rope[2];            /* ROPE: [0]; ROPE_KV: q, k */
     lr_cu_attn attn;
+    lr_cu_parts parts; /* PART, CONCAT, SLICE */
+    struct {
+        lr_comm *comm;
+        int at[LR_CUDA_RANKS + 1]; /* first column of each rank, and the width */
+        const int32_t *at_dev;     /* the same on the device */
+    } gather;                      /* GATHER */
+    bool by_row;                   /* MUL: in[1] is one value a row */
     int layer, act;
     float scale;
 } cuda_step;
@@ -123,8 +131,9 @@ struct lr_plan {
     cuda_piece *pieces;
     int n_steps;
     cuda_step *steps;
-    int held;           /* rows of the table of learned positions, 0 = none */
-    int logits, hidden; /* pieces */
+    int held;                  /* rows of the table of learned positions, 0 = none */
+    int logits, hidden, input; /* pieces */
+    bool partial;              /* the result is all rows: what the next part of the model gets */
     int n_vocab, n_hidden;
     int slots_cap;              /* no sequence is longer: the KV store has no more slots */
     int tile_narrow, tile_wide; /* rows of attention tiles */
@@ -137,6 +146,11 @@ struct lr_plan {
     size_t parts_bytes;
     void *dense; /* loose: a weight as bfloat16 */
     size_t dense_bytes;
+    void *exchange; /* what comes from other ranks, before it is put in place */
+    void *staged;   /* pinned: on its way through a carrier that wants host memory */
+    size_t exchange_bytes;
+    lr_error exchange_err; /* what an exchange that failed has said */
+    int exchange_failed;
     void *echo; /* keys and values of echoed rows */
     size_t echo_bytes;
     size_t counted;     /* in bytes_work of the backend */

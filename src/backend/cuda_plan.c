@@ -258,10 +258,52 @@ static int linear_step(builder *b, const lr_op *o, lr_error *err)
     return 0;
 }
 
+static lr_cu_parts parts_of(const builder *b, const lr_op *o)
+{
+    int width = b->g->width[o->in[0]], heads = o->kind == LR_OP_SLICE ? 1 : o->u.part.n_heads, each = width / heads;
+    if (o->kind == LR_OP_CONCAT) return (lr_cu_parts){heads, each, 0, each, o->u.part.n, o->u.part.shared};
+    if (o->kind == LR_OP_PART) return (lr_cu_parts){heads, each, o->u.part.first, o->u.part.n, 0, false};
+    return (lr_cu_parts){1, width, o->u.first, b->g->width[o->out], 0, false};
+}
+
+/* What ranks exchange comes as a block of each; a carrier of host memory can't be captured. */
+static int gather_step(builder *b, const lr_op *o, lr_error *err)
+{
+    lr_comm *c = o->u.gather.comm;
+    if (o->in[0] >= 0 && b->g->route && b->g->route[o->in[0]] >= 0)
+        return lr_fail(err, LR_EUNSUPPORTED, "the CUDA backend has no operation 'gather' of experts");
+    int32_t at[LR_CUDA_RANKS + 1];
+    if (c->size > LR_CUDA_RANKS)
+        return lr_fail(err, LR_EUNSUPPORTED, "the CUDA backend exchanges between %d ranks at most, not %d",
+                       LR_CUDA_RANKS, c->size);
+    cuda_step *s = push_step(b, LR_OP_GATHER, o->out, false);
+    for (int r = 0; r <= c->size; r++) at[r] = s->gather.at[r] = o->u.gather.at[r];
+    s->in[0] = value(b, o->in[0]);
+    s->gather.comm = c;
+    s->gather.at_dev = (const int32_t *)(const void *)keep(b, (const float *)(const void *)at, c->size + 1);
+    if (!c->device) b->p->no_graphs = true;
+    size_t bytes = (size_t)(s->narrow ? b->p->max_out : b->p->max_rows) * (size_t)s->width * sizeof(float);
+    if (bytes > b->p->exchange_bytes) b->p->exchange_bytes = bytes;
+    return 0;
+}
+
+static int input_step(builder *b, const lr_op *o, lr_error *err)
+{
+    if (b->p->n_steps > 0) return lr_fail(err, LR_EINVAL, "the input is not the graph's first operation");
+    push_step(b, LR_OP_INPUT, o->out, false);
+    b->writer[o->out] = -1; /* it comes from the host */
+    b->p->input = value(b, o->out);
+    return 0;
+}
+
 static int convert(builder *b, int i, lr_error *err)
 {
     const lr_op *o = &b->g->ops[i];
     switch (o->kind) {
+    case LR_OP_GATHER:
+        return gather_step(b, o, err);
+    case LR_OP_INPUT:
+        return input_step(b, o, err);
     case LR_OP_LINEAR:
         return linear_step(b, o, err);
     case LR_OP_KV:
@@ -271,18 +313,15 @@ static int convert(builder *b, int i, lr_error *err)
     case LR_OP_ADD:
         add_step(b, i);
         return 0;
-    case LR_OP_MUL:
-        if (b->g->width[o->in[1]] != b->g->width[o->out])
-            return lr_fail(err, LR_EUNSUPPORTED, "the CUDA backend has no operation 'mul' by one value a row");
-        break;
     case LR_OP_EMBED_AT:
         b->p->held = o->w->n;
         break;
+    case LR_OP_MUL:
     case LR_OP_ACT:
     case LR_OP_GLU:
-        if (o->u.act > LR_ACT_RELU2)
-            return lr_fail(err, LR_EUNSUPPORTED, "the CUDA backend has no activation %d", (int)o->u.act);
-        break;
+    case LR_OP_PART:
+    case LR_OP_CONCAT:
+    case LR_OP_SLICE:
     case LR_OP_EMBED:
     case LR_OP_NORM:
     case LR_OP_ROPE:
@@ -298,6 +337,8 @@ static int convert(builder *b, int i, lr_error *err)
     s->in[1] = value(b, o->in[1]);
     s->w = o->w;
     if (o->kind == LR_OP_NORM) s->norm = norm_of(b, o);
+    if (o->kind == LR_OP_PART || o->kind == LR_OP_CONCAT || o->kind == LR_OP_SLICE) s->parts = parts_of(b, o);
+    if (o->kind == LR_OP_MUL) s->by_row = b->g->width[o->in[1]] != b->g->width[o->out];
     if (o->kind == LR_OP_ROPE) s->rope[0] = rope_of(b, &o->u.rope);
     if (o->kind == LR_OP_ACT || o->kind == LR_OP_GLU) s->act = (int)o->u.act;
     if (o->kind == LR_OP_EMBED_AT) s->scale = 1;
@@ -428,7 +469,13 @@ static int alloc_scratch(lr_plan *p, lr_error *err)
     if (!rc) rc = lr_cuda_alloc(p->be, &p->parts, p->parts_bytes, "workspace of attention", err);
     if (!rc && p->dense_bytes) rc = lr_cuda_alloc(p->be, &p->dense, p->dense_bytes, "a weight as bfloat16", err);
     if (rc) return rc;
-    p->bounce_bytes = (size_t)p->max_out * (size_t)p->n_vocab * sizeof(float);
+    if (!rc && p->exchange_bytes) {
+        rc = lr_cuda_alloc(p->be, &p->exchange, p->exchange_bytes, "rows of other ranks", err);
+        cudaError_t pinned = rc ? cudaSuccess : cudaMallocHost(&p->staged, 2 * p->exchange_bytes);
+        if (pinned) rc = lr_cuda_failed(p->be, (int)pinned, "pinned memory for rows of other ranks", err);
+        if (rc) return rc;
+    }
+    p->bounce_bytes = (size_t)(p->partial ? p->max_rows : p->max_out) * (size_t)p->n_vocab * sizeof(float);
     if (p->bounce_bytes > BOUNCE) p->bounce_bytes = BOUNCE;
     cudaError_t e = cudaMallocHost(&p->bounce, p->bounce_bytes);
     return e ? lr_cuda_failed(p->be, (int)e, "pinned memory for logits", err) : 0;
@@ -445,6 +492,7 @@ static int alloc_builder(builder *b, lr_error *err)
         const lr_op *o = &g->ops[i];
         if (o->kind == LR_OP_ROPE) floats += (size_t)o->u.rope.n_rot + 4;
         if (o->kind == LR_OP_ATTN) floats += (size_t)o->u.attn.n_heads + 4;
+        if (o->kind == LR_OP_GATHER) floats += LR_CUDA_RANKS + 4;
     }
     p->pieces = lr_calloc(nv + 2 * no + 1, sizeof *p->pieces);
     p->steps = lr_calloc(2 * no + 1, sizeof *p->steps);
@@ -494,7 +542,8 @@ static int look_through(builder *b, lr_error *err)
     }
     b->uses[g->logits]++;
     if (g->hidden >= 0) b->uses[g->hidden]++;
-    if (!b->narrow[g->logits]) return lr_fail(err, LR_EINVAL, "the logits are not made behind the last attention");
+    if (!b->narrow[g->logits] && !g->partial)
+        return lr_fail(err, LR_EINVAL, "the logits are not made behind the last attention");
     find_folds(b);
     return 0;
 }
@@ -509,6 +558,7 @@ static int build(builder *b, lr_error *err)
     if (rc) return rc;
     p->logits = value(b, b->g->logits);
     p->hidden = b->g->hidden >= 0 ? value(b, b->g->hidden) : -1;
+    p->partial = b->g->partial;
     p->n_vocab = b->g->width[b->g->logits];
     p->n_hidden = b->g->hidden >= 0 ? b->g->width[b->g->hidden] : 0;
     rc = lr_cuda_upload(b->be, p->consts, b->consts, b->n_consts * sizeof(float), err);
@@ -528,6 +578,7 @@ int lr_cuda_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *k
                    .max_rows = max_rows,
                    .max_out = max_out,
                    .hidden = -1,
+                   .input = -1,
                    .tile_narrow = max_rows,
                    .tile_wide = max_rows};
     cudaSetDevice(p->be->index);
@@ -555,11 +606,12 @@ void lr_cuda_plan_free(lr_backend *be, lr_plan *p)
     cudaStreamSynchronize(p->be->stream);
     lr_cuda_graphs_drop(p);
     p->be->bytes_work -= p->counted;
-    void *const device[] = {p->work, p->consts, p->scratch, p->parts, p->dense, p->echo, p->meta_dev};
+    void *const device[] = {p->work, p->consts, p->scratch, p->parts, p->dense, p->exchange, p->echo, p->meta_dev};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
         if (device[i]) cudaFree(device[i]);
     if (p->meta_host) cudaFreeHost(p->meta_host);
     if (p->bounce) cudaFreeHost(p->bounce);
+    if (p->staged) cudaFreeHost(p->staged);
     lr_free(p->pieces);
     lr_free(p->steps);
     lr_free(p);

@@ -149,6 +149,10 @@ static int walk(lr_plan *p, lr_kv_store *kv, const cuda_walk *w, lr_error *err)
     for (int i = 0; i < p->n_steps; i++) {
         cudaError_t e = lr_cuda_step(p, kv, &p->steps[i], w);
         if (!e) continue;
+        if (p->exchange_failed) {
+            *err = p->exchange_err;
+            return p->exchange_failed;
+        }
         lr_cuda_step_text(p, &p->steps[i], what, sizeof what);
         return lr_cuda_failed(p->be, (int)e, what, err);
     }
@@ -254,7 +258,7 @@ static cudaError_t fetch(lr_plan *p, void *dst, int piece, size_t bytes)
 
 static int results(lr_plan *p, const lr_batch *b, lr_error *err)
 {
-    size_t n = (size_t)b->n_out;
+    size_t n = (size_t)(p->partial ? b->n_rows : b->n_out);
     cudaError_t e = cudaSuccess;
     if (n && b->logits) e = fetch(p, b->logits, p->logits, n * (size_t)p->n_vocab * sizeof(float));
     if (!e && n && b->hidden && p->hidden >= 0)
@@ -292,6 +296,11 @@ int lr_cuda_run(lr_backend *be, lr_plan *p, lr_kv_store *kv, const lr_batch *b, 
     }
     cudaError_t e =
         cudaMemcpyAsync(p->meta_dev, p->meta_host, m.n * sizeof(int32_t), cudaMemcpyHostToDevice, p->be->stream);
+    if (!e && p->input >= 0) {
+        const cuda_piece *in = &p->pieces[p->input];
+        e = cudaMemcpyAsync(in->at, b->input, (size_t)b->n_rows * (size_t)in->width * sizeof(float),
+                            cudaMemcpyHostToDevice, p->be->stream);
+    }
     if (e) return lr_cuda_failed(p->be, (int)e, "copying a batch's tables", err);
     rc = padded ? run_graph(p, kv, &w, err) : walk(p, kv, &w, err);
     return rc ? rc : results(p, b, err);

@@ -136,6 +136,48 @@ static cudaError_t attention(const lr_plan *p, const lr_kv_store *kv, const cuda
     return e;
 }
 
+/* ---- other ranks ---- */
+
+/* Between GPUs: the carrier's stream waits for ours, and ours for it. */
+static cudaError_t through_devices(lr_plan *p, const cuda_step *s, const int *bytes)
+{
+    lr_comm *c = s->gather.comm->device;
+    cudaStream_t theirs = s->gather.comm->stream;
+    cudaEvent_t mark;
+    cudaError_t e = cudaEventCreateWithFlags(&mark, cudaEventDisableTiming);
+    if (e) return e;
+    e = cudaEventRecord(mark, p->be->stream);
+    if (!e) e = cudaStreamWaitEvent(theirs, mark, 0);
+    if (!e) p->exchange_failed = c->ops->all_gather(c, at(p, s->in[0]), p->exchange, bytes, &p->exchange_err);
+    if (!e && !p->exchange_failed) e = cudaEventRecord(mark, theirs);
+    if (!e && !p->exchange_failed) e = cudaStreamWaitEvent(p->be->stream, mark, 0);
+    cudaEventDestroy(mark);
+    return e;
+}
+
+static cudaError_t through_host(lr_plan *p, const cuda_step *s, const int *bytes, size_t all)
+{
+    lr_comm *c = s->gather.comm;
+    cudaStream_t st = p->be->stream;
+    char *own = p->staged, *others = own + p->exchange_bytes;
+    cudaError_t e = cudaMemcpyAsync(own, at(p, s->in[0]), (size_t)bytes[c->rank], cudaMemcpyDeviceToHost, st);
+    if (!e) e = cudaStreamSynchronize(st);
+    if (!e) p->exchange_failed = c->ops->all_gather(c, own, others, bytes, &p->exchange_err);
+    if (!e && !p->exchange_failed) e = cudaMemcpyAsync(p->exchange, others, all, cudaMemcpyHostToDevice, st);
+    return e;
+}
+
+static cudaError_t gather(lr_plan *p, const cuda_step *s, int m, lr_cu_out out)
+{
+    int bytes[LR_CUDA_RANKS];
+    const int *first = s->gather.at;
+    for (int r = 0; r < s->gather.comm->size; r++) bytes[r] = m * (first[r + 1] - first[r]) * (int)sizeof(float);
+    cudaError_t e = s->gather.comm->device ? through_devices(p, s, bytes)
+                                           : through_host(p, s, bytes, (size_t)m * (size_t)s->width * sizeof(float));
+    if (e || p->exchange_failed) return e ? e : cudaErrorUnknown;
+    return lr_cu_ranks(p->exchange, s->gather.at_dev, m, s->width, out, p->be->stream);
+}
+
 /* ---- all kinds ---- */
 
 cudaError_t lr_cuda_step(lr_plan *p, const lr_kv_store *kv, const cuda_step *s, const cuda_walk *w)
@@ -168,7 +210,15 @@ cudaError_t lr_cuda_step(lr_plan *p, const lr_kv_store *kv, const cuda_step *s, 
     case LR_OP_ADD:
         return lr_cu_add(x, x2, m, s->width, out, st);
     case LR_OP_MUL:
-        return lr_cu_mul(x, x2, m, s->width, out, st);
+        return s->by_row ? lr_cu_mul_row(x, x2, m, s->width, out, st) : lr_cu_mul(x, x2, m, s->width, out, st);
+    case LR_OP_PART:
+    case LR_OP_CONCAT:
+    case LR_OP_SLICE:
+        return lr_cu_parts_of(&s->parts, x, x2, m, out, st);
+    case LR_OP_GATHER:
+        return gather(p, s, m, out);
+    case LR_OP_INPUT:
+        return cudaSuccess;
     case LR_OP_ACT:
         return lr_cu_act(s->act, x, m, s->width, out, st);
     case LR_OP_GLU:

@@ -43,6 +43,8 @@ typedef struct lr_comm_ops {
 struct lr_comm {
     const lr_comm_ops *ops;
     int rank, size;
+    lr_comm *device; /* the same ranks, between their GPUs (device_comm.h); owned; NULL = data goes through the host */
+    void *stream;    /* of device: a cudaStream_t */
     uint64_t calls, bytes; /* of all_gather, all_reduce and broadcast: how many, and the bytes sent by this rank */
     double seconds;        /* spent in them, waiting for slower ranks included */
 };

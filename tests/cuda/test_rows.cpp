@@ -15,6 +15,8 @@ double act_ref(int act, double x)
         return 0.5 * x * (1 + erf(x * 0.7071067811865476));
     case LR_ACT_RELU:
         return x > 0 ? x : 0;
+    case LR_ACT_SIGMOID:
+        return 1 / (1 + exp(-x));
     default:
         return x > 0 ? x * x : 0;
     }
@@ -97,7 +99,16 @@ void test_elementwise()
         each(
             "softcap", 1e-6, [&] { return lr_cu_softcap(da, 2.5f, m, width, out, 0); },
             [&](size_t i) { return 2.5 * tanh(a[i] / 2.5); });
-        for (int act = LR_ACT_SILU; act <= LR_ACT_RELU2; act++) {
+        each(
+            "mul by a value a row", 1e-7, [&] { return lr_cu_mul_row(da, db, m, width, out, 0); },
+            [&](size_t i) { return (double)a[i] * b[i / width]; });
+        each(
+            "clamped glu", 2e-6, [&] { return lr_cu_glu(LR_ACT_SWIGLU_CLAMP, da, db, m, width, out, 0); },
+            [&](size_t i) {
+                double g = std::min(a[i], 7.0f), u = std::min(std::max(b[i], -7.0f), 7.0f);
+                return g / (1 + exp(-1.702 * g)) * (u + 1);
+            });
+        for (int act = LR_ACT_SILU; act <= LR_ACT_SIGMOID; act++) {
             each(
                 "act", 2e-6, [&] { return lr_cu_act(act, da, m, width, out, 0); },
                 [&](size_t i) { return act_ref(act, a[i]); });
@@ -129,6 +140,55 @@ void test_elementwise()
     refuses("unknown act", [&] { return lr_cu_act(17, one, 1, 32, {one, nullptr, LR_CU_F32}, 0); });
     refuses("no output", [&] { return lr_cu_add(one, one, 1, 32, {nullptr, nullptr, LR_CU_F32}, 0); });
     refuses("int8 of 33", [&] { return lr_cu_add(one, one, 1, 33, {nullptr, one.p, LR_CU_INT8}, 0); });
+}
+
+void test_parts()
+{
+    rnd r(8);
+    const struct {
+        lr_cu_parts p;
+        bool with_b;
+    } cases[] = {{{1, 100, 33, 40, 0, false}, false}, {{4, 24, 16, 8, 0, false}, false},
+                 {{4, 16, 0, 16, 8, true}, true},     {{3, 32, 0, 32, 32, false}, true},
+                 {{5, 12, 0, 12, 4, false}, false},   {{2, 300, 1, 299, 7, true}, true}};
+    for (const auto &c : cases) {
+        const lr_cu_parts &p = c.p;
+        int m = 3, each = p.n_a + p.n_b, width = p.n_heads * each, wide_b = p.shared ? p.n_b : p.n_heads * p.n_b;
+        auto a = normals(r, (size_t)m * p.n_heads * p.stride_a), b = normals(r, (size_t)m * wide_b + 1);
+        dev<float> da(a), db(b), dy((size_t)m * width);
+        std::string name = fmt("parts %d of %d, %d", p.n_heads, p.stride_a, p.n_a);
+        if (!run(name, [&] {
+                return lr_cu_parts_of(&p, da, c.with_b ? db.p : nullptr, m, {dy, nullptr, LR_CU_F32}, 0);
+            }))
+            continue;
+        std::vector<double> want;
+        for (int row = 0; row < m; row++)
+            for (int h = 0; h < p.n_heads; h++) {
+                for (int j = 0; j < p.n_a; j++) want.push_back(a[(row * p.n_heads + h) * p.stride_a + p.first + j]);
+                for (int j = 0; j < p.n_b; j++)
+                    want.push_back(!c.with_b ? 0 : b[row * wide_b + (p.shared ? 0 : h * p.n_b) + j]);
+            }
+        near(name, dy.get(), want, 0);
+    }
+    // 7 columns of three ranks: 2, 0 and 5
+    int m = 4, width = 7;
+    std::vector<int32_t> at = {0, 2, 2, 7};
+    std::vector<float> x((size_t)m * width);
+    std::vector<double> want(x.size());
+    for (int rank = 0, i = 0; rank < 3; rank++)
+        for (int row = 0; row < m; row++)
+            for (int col = at[rank]; col < at[rank + 1]; col++) {
+                x[i++] = (float)(row * 10 + col);
+                want[row * width + col] = row * 10 + col;
+            }
+    dev<float> dx(x), dy(x.size());
+    dev<int32_t> dat(at);
+    if (run("ranks", [&] { return lr_cu_ranks(dx, dat, m, width, {dy, nullptr, LR_CU_F32}, 0); }))
+        near("ranks", dy.get(), want, 0);
+    lr_cu_parts bad = {2, 8, 4, 5, 0, false};
+    refuses("a part behind its head", [&] {
+        return lr_cu_parts_of(&bad, dx, nullptr, 1, {dy, nullptr, LR_CU_F32}, 0);
+    });
 }
 
 void test_pack()
@@ -220,6 +280,7 @@ void test_rows()
 {
     test_norm();
     test_elementwise();
+    test_parts();
     test_pack();
     test_embed();
 }

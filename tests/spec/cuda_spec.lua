@@ -116,6 +116,49 @@ describe("the CUDA backend, emulated", function()
         end
     end)
 
+    it("cuts and joins rows as the CPU does", function()
+        local parts = program:gsub("%.lua$", "-parts.lua")
+        local f <close> = assert(io.open(parts, "w"))
+        f:write [[
+local llm = require "llmrun"
+local function arch(g, hp)
+  local x = g:embed "token_embd"
+  for l = 0, hp.layers - 1 do
+    local b = g:name("blk", l)
+    local q, k, v = g:qkv(g:rms_norm(x, b .. ".attn_norm", hp.eps), b, hp)
+    local n = hp.head_dim // 2
+    local function swap(t, heads) -- halves of each head change places
+      return g:concat(g:slice(t, heads, n, n), g:slice(t, heads, 0, n), heads, n)
+    end
+    local shared = g:slice(k, 1, 0, n) -- of the first head, for all
+    q = swap(g:rotate(q, hp, hp.heads, true), hp.heads)
+    k = g:concat(g:slice(swap(k, hp.kv_heads), hp.kv_heads, 0, n), shared, hp.kv_heads, n)
+    v = g:concat(g:slice(v, hp.kv_heads, 0, n), nil, hp.kv_heads, n)
+    local a = g:attention(q, k, v, { heads = hp.heads, kv_heads = hp.kv_heads, head_dim = hp.head_dim })
+    x = x + g:linear(a, b .. ".attn_output", { out = hp.width }) * g:act(g:slice(x, 1, 5, 1), "sigmoid")
+    local h = g:rms_norm(x, b .. ".ffn_norm", hp.eps)
+    x = x + g:linear(g:glu(g:linear(h, b .. ".ffn_gate"), g:linear(h, b .. ".ffn_up"), "swiglu_clamp"), b .. ".ffn_down")
+  end
+  return g:head(g:rms_norm(x, "output_norm", hp.eps))
+end
+local m <close> = llm.load(..., { device = select(2, ...), compute = "f32", ctx = 64, arch = arch, kv = { type = "f32" } })
+local s <close> = m:session()
+s:append { 7, 9, 200, 30, 31, 32 }
+local l = s:logits()
+for i = 0, #l - 1 do print(l:get(i)) end]]
+        f:close()
+        local want, s1 = run({}, parts, tiny, "cpu")
+        local got, s2 = run({}, parts, tiny, "cuda:0")
+        os.remove(parts)
+        assert.equal(0, s1, want)
+        assert.equal(0, s2, got)
+        local a, b = {}, {}
+        for v in want:gmatch "%S+" do a[#a + 1] = tonumber(v) end
+        for v in got:gmatch "%S+" do b[#b + 1] = tonumber(v) end
+        assert.is_true(#a > 200 and #a == #b)
+        for i, v in ipairs(a) do assert.near(v, b[i], 1e-4) end
+    end)
+
     it("says what is missing", function()
         local function fails(pattern, variables, device)
             local out, status = run(variables, "run", "-m", tiny, "--raw", "-p", "x", "-n", "1", "--device", device)
