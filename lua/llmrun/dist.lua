@@ -37,6 +37,7 @@ local shared = { "device", "isa", "compute", "arch", "allow_unused", "threads", 
 local function load_part(id, path, o)
     local opts = { parted = true }
     for _, k in ipairs(shared) do opts[k] = o[k] end
+    if opts.device == "cuda" then opts.device = "cuda:" .. core.dist_info().local_rank end
     if not opts.threads or opts.threads == 0 then opts.threads = core.dist_info().threads end
     local loaded, model, info, code = pcall(require("llmrun.loader").open_here, path, opts)
     local failure = not loaded and tostring(model) or not model and tostring(info) or nil

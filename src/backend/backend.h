@@ -345,6 +345,8 @@ typedef struct lr_backend_ops {
      */
     void (*parallel)(lr_backend *, lr_pool_fn fn, void *arg);
     int (*threads)(const lr_backend *);
+    /* The number of its GPU in this process, for carriers between GPUs; NULL, or negative: it has none. */
+    int (*gpu)(const lr_backend *);
 } lr_backend_ops;
 
 struct lr_backend {

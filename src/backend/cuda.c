@@ -130,6 +130,16 @@ static bool cuda_weight_keeps(const lr_backend *b, const lr_weight *w)
 
 static const char *cuda_describe(const lr_backend *b) { return self(b)->text; }
 
+static int cuda_gpu(const lr_backend *b)
+{
+#ifdef LLMRUN_CUDA_HOST
+    (void)b;
+    return -1; /* emulated: its memory is the host's */
+#else
+    return ((const cuda_backend *)b)->index;
+#endif
+}
+
 static const lr_backend_ops cuda_ops = {
     .name = "cuda",
     .echoes = true,
@@ -149,6 +159,7 @@ static const lr_backend_ops cuda_ops = {
     .memory = cuda_memory,
     .describe = cuda_describe,
     .room = cuda_room,
+    .gpu = cuda_gpu,
 };
 
 static const char *mode_name(lr_compute c)

@@ -43,8 +43,9 @@ typedef struct lr_comm_ops {
 struct lr_comm {
     const lr_comm_ops *ops;
     int rank, size;
-    lr_comm *device; /* the same ranks, between their GPUs (device_comm.h); owned; NULL = data goes through the host */
-    void *stream;    /* of device: a cudaStream_t */
+    lr_comm
+        *device;  /* the same ranks, between their GPUs (device_comm.h); until the run ends; NULL = through the host */
+    void *stream; /* of device: a cudaStream_t */
     uint64_t calls, bytes; /* of all_gather, all_reduce and broadcast: how many, and the bytes sent by this rank */
     double seconds;        /* spent in them, waiting for slower ranks included */
 };
@@ -58,7 +59,7 @@ typedef struct lr_carrier {
     void (*close)(lr_comm *world);
 } lr_carrier;
 
-#define LR_CARRIER_ABI "llmrun-comm-1"
+#define LR_CARRIER_ABI "llmrun-comm-2"
 typedef const lr_carrier *lr_carrier_entry(void);
 
 #endif

@@ -5,6 +5,7 @@
  */
 #define _GNU_SOURCE
 #include "dist/dist.h"
+#include "base/device_comm.h"
 #include "base/mem.h"
 #include "base/place.h"
 #include <dlfcn.h>
@@ -77,6 +78,48 @@ static int find_carrier(lr_error *err)
                    "dynamic linker looks (it is built where Open MPI's headers are; LLMRUN_MPI_PLUGIN names another "
                    "file)",
                    FILE_NAME, folder);
+}
+
+/* ---- between GPUs ---- */
+
+/* The NCCL carrier, where it can be opened. */
+static const lr_device_carrier *device_carrier(void)
+{
+    static bool tried;
+    static const lr_device_carrier *found;
+    const char *env = getenv("LLMRUN_NCCL_PLUGIN");
+    char folder[2200], path[2300];
+    if (tried) return found;
+    tried = true;
+    void *so = env && *env ? dlopen(env, RTLD_NOW) : NULL;
+    for (int i = 0; !so && lr_place_folder(i, folder, sizeof folder); i++) {
+        if (!folder[0]) continue;
+        snprintf(path, sizeof path, "%s/libllmrun_nccl.so", folder);
+        so = dlopen(path, RTLD_NOW);
+    }
+    lr_device_carrier_entry *entry = NULL;
+    if (so) *(void **)(&entry) = dlsym(so, "llmrun_device_comm");
+    const lr_device_carrier *c = entry ? entry() : NULL;
+    if (c && c->abi && strcmp(c->abi, LR_CARRIER_ABI) == 0) found = c;
+    return found;
+}
+
+int lr_dist_devices(lr_comm *g, int gpu, lr_error *err)
+{
+    if (g->size == 1 || g->device) return 0;
+    const lr_device_carrier *c = gpu >= 0 ? device_carrier() : NULL;
+    char mine = c != NULL, *all = lr_calloc((size_t)g->size, 1);
+    int *bytes = lr_calloc((size_t)g->size, sizeof *bytes);
+    int rc = all && bytes ? 0 : lr_fail(err, LR_ENOMEM, "no memory for a group of %d ranks", g->size);
+    for (int r = 0; r < g->size && !rc; r++) bytes[r] = 1;
+    if (!rc) rc = g->ops->all_gather(g, &mine, all, bytes, err);
+    bool every = !rc && !memchr(all, 0, (size_t)g->size);
+    lr_free(all);
+    lr_free(bytes);
+    if (rc || !every) return rc;
+    rc = c->join(g, gpu, &g->device, err);
+    if (!rc) g->stream = c->stream(g->device);
+    return rc;
 }
 
 /* ---- the world ---- */

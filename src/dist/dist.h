@@ -27,6 +27,9 @@ int lr_dist_open(lr_error *err);
 lr_comm *lr_dist_world(void);
 /* False (and info is that of a single process) if there is no world. */
 bool lr_dist_get_info(lr_dist_info *info);
+/* All ranks of a group, each with its GPU (negative: none): from now on group->device carries between these, if every
+ * rank has one and the NCCL carrier; else nothing changes, and data goes through the host. */
+int lr_dist_devices(lr_comm *group, int gpu, lr_error *err);
 /* Leaves the run; rank 0 tells the others to. Called at exit by itself. */
 void lr_dist_close(void);
 /* Prints "llmrun: rank 2 of 4 (host): what: error" and ends the processes of all ranks. Does not return. */

@@ -335,6 +335,13 @@ int lr_parallel_join(lr_model **out, lr_model *part, int id, lr_error *err)
         lr_free(layers);
         return lr_fail(err, LR_ENOMEM, "no memory for a model on several ranks");
     }
+    lr_backend *be = lr_model_backend(part);
+    int rc = lr_dist_devices(d->place.group, be->ops->gpu ? be->ops->gpu(be) : -1, err);
+    if (rc) {
+        lr_free(p);
+        lr_free(layers);
+        return rc;
+    }
     p->base = *part;
     p->base.ops = &parallel_ops;
     p->base.vocab = lr_vocab_ref(part->vocab);
