@@ -35,6 +35,7 @@ local environment = {
     { "LLMRUN_LUA", "A folder from which the Lua library is taken instead of the one inside the program." },
     { "LLMRUN_CUDA_PLUGIN", "File of the CUDA plugin, instead of the one that was installed." },
     { "LLMRUN_MPI_PLUGIN", "File of the MPI carrier, instead of the one that was installed." },
+    { "LLMRUN_NCCL_PLUGIN", "File of the NCCL carrier, instead of the one that was installed." },
 }
 
 -- ---- roff ----
