@@ -61,4 +61,4 @@ void lr_free_aligned(void *p) { free(p); }
 
 uint64_t lr_mem_allocs(void) { return atomic_load(&n_allocs); }
 
-void lr_mem_fail_at(int64_t n) { atomic_store(&fail_at, n); }
+int64_t lr_mem_fail_at(int64_t n) { return atomic_exchange(&fail_at, n); }

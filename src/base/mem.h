@@ -24,8 +24,9 @@ void lr_free_aligned(void *p);
 
 /* Number of calls to the allocating functions above since the start. */
 uint64_t lr_mem_allocs(void);
-/* Test hook: the n-th allocation from now fails (1 = the next); 0 = off. */
-void lr_mem_fail_at(int64_t n);
+/* Test hook: the n-th allocation from now fails (1 = the next); 0 = off. Returns what was left of the last n: 0 if that
+ * allocation has failed. */
+int64_t lr_mem_fail_at(int64_t n);
 
 /* *out = a * b or a + b; false if it wraps. */
 static inline bool lr_mul(size_t a, size_t b, size_t *out) { return !__builtin_mul_overflow(a, b, out); }

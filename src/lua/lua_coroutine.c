@@ -10,11 +10,12 @@
  */
 #include "lua/lua_int.h"
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 
 static char mark;      /* its address, as light userdata, is what a waiting task yields */
 static char fail_mark; /* first value of an answer: the wait failed, the second value says why */
-static lua_State *volatile running;
+static lr_lua_frame *volatile running;
 static volatile sig_atomic_t interrupted;
 static volatile sig_atomic_t hook_on_interrupt = 1;
 
@@ -147,10 +148,10 @@ static int core_obstacle(lua_State *L)
 /* lua_resetthread, which runs close handlers: they are what runs then, for those who stop what runs. */
 static int reset(lua_State *co)
 {
-    lua_State *before = running;
-    running = co;
+    lr_lua_frame f;
+    lr_lua_enter(&f, co);
     int st = lua_resetthread(co);
-    running = before;
+    lr_lua_leave(&f);
     return st;
 }
 
@@ -209,11 +210,11 @@ static int resume_step(lua_State *L, lua_State *co, int n_args, lua_KContext wra
 {
     for (;;) {
         int n = 0;
-        lua_State *before = running;
-        running = co;
+        lr_lua_frame f;
+        lr_lua_enter(&f, co);
         set_parked(co, IDLE);
         int st = lua_resume(co, L, n_args, &n);
-        running = before;
+        lr_lua_leave(&f);
         if (st == LUA_OK || (st == LUA_YIELD && !is_parked(co))) {
             if (!lua_checkstack(L, n + 1)) {
                 lua_pop(co, n);
@@ -308,11 +309,11 @@ static int core_step(lua_State *L)
     int n = lua_gettop(L) - 1;
     if (!lua_checkstack(co, n)) return luaL_error(L, "too many arguments to resume");
     lua_xmove(L, co, n);
-    lua_State *before = running;
-    running = co;
+    lr_lua_frame f;
+    lr_lua_enter(&f, co);
     set_parked(co, IDLE);
     int st = lua_resume(co, L, n, &n);
-    running = before;
+    lr_lua_leave(&f);
     if (st == LUA_YIELD) {
         bool waits = !lr_lua_take_preempted(co) && is_parked(co);
         lua_pushstring(L, waits ? "parked" : "yielded");
@@ -408,18 +409,20 @@ static void on_sigint(int sig)
         raise(sig);
     }
     interrupted = 1;
-    lua_State *L = running;
+    lua_State *L = running ? running->L : NULL;
     if (L && hook_on_interrupt) lua_sethook(L, stop_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKLINE | LUA_MASKCOUNT, 1);
 }
 
-lua_State *lr_lua_running(void) { return running; }
+const lr_lua_frame *lr_lua_running(void) { return running; }
 
-lua_State *lr_lua_set_running(lua_State *L)
+void lr_lua_enter(lr_lua_frame *f, lua_State *L)
 {
-    lua_State *before = running;
-    running = L;
-    return before;
+    *f = (lr_lua_frame){L, running};
+    atomic_signal_fence(memory_order_seq_cst); /* a handler sees the frame whole */
+    running = f;
 }
+
+void lr_lua_leave(const lr_lua_frame *f) { running = f->up; }
 
 bool lr_lua_interrupted(void) { return interrupted != 0; }
 

@@ -2,9 +2,10 @@
  *
  * Time. A count hook that always runs costs tight loops more than twice their time, so none is set until it is needed.
  * A hook's call only stores a number (odd: inside). A watchdog thread looks at it now and then; when the same call has
- * taken its processor time, it sends the engine's thread a signal, whose handler sets a sticky Lua hook on the
- * coroutine that runs and on the thread of the call: every instruction raises an error from then on, so that a pcall in
- * a loop does not swallow it. The signal comes again until the call has ended. Calls inside a call share the outer
+ * taken its processor time, it sends the engine's thread a signal, whose handler sets a sticky Lua hook on the thread
+ * of the call and on all coroutines that are being resumed in it: every instruction raises an error from then on, so
+ * that neither a pcall in a loop swallows it nor a loop that has its work done by one coroutine after the other. The
+ * signal comes again until the call has ended. Calls inside a call share the outer
  * one's time. Not stopped: C functions (string.find and the like), finalizers and message handlers, where Lua calls no
  * hooks. A call with a hard limit is preempted instead when its time is up, where it can yield, and goes on when it is
  * called again.
@@ -38,7 +39,7 @@ static struct {
     _Atomic int64_t budget;   /* its nanoseconds */
     _Atomic(pthread_t) thread;
     _Atomic bool asleep;
-    lua_State *volatile L; /* the thread of the innermost call */
+    const lr_lua_frame *volatile base; /* the thread of the outermost call */
     volatile sig_atomic_t held;
     int64_t hard_at; /* the thread's processor time at which a preemptible call is stopped; 0 = it is not preemptible */
     int64_t hard;    /* what it may take until then */
@@ -121,9 +122,10 @@ static void on_signal(int sig)
 {
     (void)sig;
     if (watch.held || !time_is_up()) return;
-    lua_State *L = watch.L, *running = lr_lua_running();
-    arm(L);
-    if (running && running != L) arm(running);
+    for (const lr_lua_frame *f = lr_lua_running(); f; f = f->up) {
+        arm(f->L);
+        if (f == watch.base) break;
+    }
 }
 
 static void tick(void)
@@ -222,11 +224,12 @@ static int outcome(lua_State *L, int st, bool late, const lr_lua_limits *lim, lr
 int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_limits *lim, lr_error *err)
 {
     int64_t limit = heap.limit;
-    lua_State *outer_L = watch.L, *running = lr_lua_set_running(L);
+    lr_lua_frame f;
     bool outer = heap.depth++ == 0, timed = outer && lim->seconds > 0;
     heap.over = false;
     if (lim->bytes && heap.used + (int64_t)lim->bytes < limit) heap.limit = heap.used + (int64_t)lim->bytes;
-    watch.L = L;
+    lr_lua_enter(&f, L);
+    if (outer) watch.base = &f;
     if (timed) {
         watch.hard = (int64_t)(lim->hard * 1e9);
         watch.hard_at = lim->hard > 0 ? clock_ns(CLOCK_THREAD_CPUTIME_ID) + watch.hard : 0;
@@ -240,8 +243,7 @@ int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_l
     bool late = time_is_up();
     if (timed && (atomic_load(&watch.call) & 1)) atomic_fetch_add(&watch.call, 1);
     if (late) lua_sethook(L, NULL, 0, 0); /* an outer call's time is up too: the next signal tells it */
-    watch.L = outer_L;
-    lr_lua_set_running(running);
+    lr_lua_leave(&f);
     heap.depth--;
     heap.limit = limit;
     return outcome(L, st, late, lim, err);

@@ -178,10 +178,16 @@ lua_State *lr_lua_step_state(void);
 lua_State *lr_lua_enter_step(lua_State *L);
 void lr_lua_leave_step(lua_State *before);
 
-/* The coroutine that runs now, as far as is known (core.step and core.resume keep track); set returns the one before.
- */
-lua_State *lr_lua_running(void);
-lua_State *lr_lua_set_running(lua_State *L);
+/* The coroutines that are being resumed, innermost first, on the C stack of those who resume them. enter and leave go
+ * round each resume; signal handlers of the same thread may walk the list at any time. */
+typedef struct lr_lua_frame {
+    lua_State *L;
+    struct lr_lua_frame *up;
+} lr_lua_frame;
+void lr_lua_enter(lr_lua_frame *f, lua_State *L);
+void lr_lua_leave(const lr_lua_frame *f);
+/* The innermost; NULL: none, as far as is known. */
+const lr_lua_frame *lr_lua_running(void);
 
 /* In a hook for a count or a line, on a thread that can yield: parks it, so that whoever steps it gets control. */
 void lr_lua_preempt(lua_State *L);

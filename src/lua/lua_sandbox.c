@@ -7,7 +7,7 @@
  * these cross the border, by copy, in bounded depth and size. So the border is all that has to hold: what code does to
  * its own state is its own affair.
  *
- * Time: step runs under lr_lua_pcall_limited, whose watchdog stops the coroutine that runs (lr_lua_running).
+ * Time: step runs under lr_lua_pcall_limited, whose watchdog stops the coroutines that run (lr_lua_running).
  */
 #define _GNU_SOURCE /* CLOCK_THREAD_CPUTIME_ID */
 #include "base/mem.h"
@@ -313,9 +313,10 @@ static int resume_box(lua_State *L)
 {
     box *b = lua_touserdata(L, 1);
     int n_args = (int)lua_tointeger(L, 2), n = 0;
-    lua_State *before = lr_lua_set_running(b->co);
+    lr_lua_frame f;
+    lr_lua_enter(&f, b->co);
     int st = lua_resume(b->co, NULL, n_args, &n);
-    lr_lua_set_running(before);
+    lr_lua_leave(&f);
     bool slice = st == LUA_YIELD && lr_lua_take_preempted(b->co);
     if (slice) n = 0;
     lua_pushinteger(L, st == LUA_OK ? STEP_DONE : slice ? STEP_SLICE : st == LUA_YIELD ? STEP_IDLE : STEP_FAILED);

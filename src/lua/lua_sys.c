@@ -115,11 +115,12 @@ static int sys_char_width(lua_State *L)
     return 1;
 }
 
-/* fail_alloc(n): the n-th allocation from now, of all that C code makes, fails; 0: none does. For tests. */
+/* fail_alloc(n) -> what was left of the last n: the n-th allocation from now, of all that C code makes, fails; 0: none
+ * does. For tests. */
 static int sys_fail_alloc(lua_State *L)
 {
-    lr_mem_fail_at(luaL_checkinteger(L, 1));
-    return 0;
+    lua_pushinteger(L, (lua_Integer)lr_mem_fail_at(luaL_checkinteger(L, 1)));
+    return 1;
 }
 
 /* memory() -> bytes resident now, and at most so far */

@@ -1,0 +1,234 @@
+-- What goes wrong outside of the program: it is killed while it writes, the disk is full, a model's file is cut while it
+-- is mapped, memory runs out at any moment. Clear errors, nothing damaged or left behind, and others go on.
+
+local core = require "llmrun.core"
+local json = require "llmrun.json"
+local llm = require "llmrun"
+local shell = dofile "tests/spec/shell_support.lua"
+local support = dofile "tests/spec/arch_support.lua"
+local S = dofile "tests/spec/serve_support.lua"
+
+local sanitized = os.getenv "LLMRUN_TEST_SANITIZE"
+local folder
+
+local function put(name, text)
+    local f <close> = assert(io.open(folder:at(name), "wb"))
+    f:write(text)
+end
+
+local function get(name)
+    local f <close> = assert(io.open(folder:at(name), "rb"))
+    return f:read "a"
+end
+
+local function names()
+    local list = core.list(folder.path)
+    table.sort(list)
+    return list
+end
+
+setup(function()
+    folder = shell.folder()
+    support.write(folder:at "tiny.gguf", support.case "llama")
+end)
+teardown(function() folder:remove() end)
+
+local function load(name) return llm.load(folder:at(name), { threads = 1, ctx = 64, kv = { block_size = 4 } }) end
+
+describe("a program that is ended while it writes a model", function()
+    for _, signal in ipairs { "KILL", "TERM", "INT", "HUP" } do
+        it("by SIG" .. signal, function()
+            put("out.gguf", "old")
+            put("write.lua", [[
+                local core = require "llmrun.core"
+                local w = assert(core.gguf_writer("out.gguf", 1))
+                assert(w:put("general.name", "str", "x") and w:tensor("t", "F32", { 1 << 18 }))
+                assert(w:data(("x"):rep(1 << 19)))
+                io.open("ready", "w"):close()
+                while true do core.sleep(10) end
+            ]])
+            local before = names()
+            local _, errors = folder:llmrun(([[write.lua >/dev/null 2>&1 & pid=$!
+                while ! [ -e ready ]; do sleep 0.02; done
+                kill -%s $pid; wait $pid 2>/dev/null; rm -f ready; true]]):format(signal))
+            assert.equal("", errors)
+            assert.equal("old", get "out.gguf")
+            local after = {}
+            for _, n in ipairs(names()) do after[#after + 1] = n ~= "errors" and n or nil end
+            for i = #before, 1, -1 do if before[i] == "errors" then table.remove(before, i) end end
+            assert.same(before, after)
+        end)
+    end
+end)
+
+describe("a disk without room", function()
+    --- Files of the program and what it starts may have 16 KiB: as a full disk, but for the error's text.
+    local function short_of_room(line)
+        local p <close> = assert(io.popen(("cd '%s'; ulimit -f 16; '%s' %s 2>&1; echo \"|$?\""):format(folder.path,
+            core.executable(), line)))
+        return p:read("a"):match "^(.*)|(%d+)\n$"
+    end
+
+    it("leaves an old model as it was", function()
+        put("out.gguf", "old")
+        local out, status = short_of_room "quantize -q tiny.gguf out.gguf --type F32"
+        assert.equal("1", status)
+        assert.matches("out.gguf: cannot write", out, 1, true)
+        assert.equal("old", get "out.gguf")
+    end)
+
+    it("leaves an old session as it was", function()
+        put("s.kv", "old")
+        put("save.lua", [[
+            local llm = require "llmrun"
+            local m <close> = llm.scripted { next = function() return 65 end, ctx = 16384 }
+            local s <close> = m:session()
+            s:append(("x"):rep(8000))
+            s:gen { max_tokens = 1 }
+            print(pcall(s.save, s, "s.kv"))
+            print(s:gen({ max_tokens = 2 }).text)
+        ]])
+        local out, status = short_of_room "save.lua"
+        assert.equal("0", status, out)
+        assert.matches("^false\t[^\n]*s.kv: [^\n]*\nAA\n$", out)
+        assert.equal("old", get "s.kv")
+    end)
+end)
+
+describe("a model's file that is cut while it is in use", function()
+    local function cut(name, bytes)
+        assert(os.execute(("truncate -s %d '%s'"):format(bytes, folder:at(name))))
+    end
+
+    it("fails the requests of that model, with its name; another goes on", function()
+        put("cut.gguf", get "tiny.gguf")
+        local m <close> = load "cut.gguf"
+        local other <close> = load "tiny.gguf"
+        local server <close> = S.start { models = { m, other }, model_names = { [m] = "cut", [other] = "whole" } }
+        local function ask(name)
+            return S.post(server, "/v1/completions", { model = name, prompt = { 1, 2, 3, 4, 5 }, max_tokens = 4,
+                temperature = 0 })
+        end
+        local want = ask "cut"
+        assert.equal(200, want.status)
+        cut("cut.gguf", 4096)
+        local s <close> = m:session()
+        s:append { 9, 8, 7 }
+        local ok, err = pcall(s.gen, s, { max_tokens = 2 })
+        assert.is_false(ok)
+        assert.matches("cut.gguf: can't be read any more", tostring(err), 1, true)
+        assert.equal(500, ask "cut".status)
+        local r = ask "whole"
+        assert.equal(200, r.status)
+        assert.equal(want.json.choices[1].text, r.json.choices[1].text)
+        m:check()
+        other:check()
+    end)
+
+    it("is refused when it changed while it was loaded", function()
+        put("cut.gguf", get "tiny.gguf")
+        local file <close> = assert(core.gguf_open(folder:at "cut.gguf"))
+        cut("cut.gguf", 4096)
+        local t = file:tensors()
+        local ok, err = pcall(file.floats, file, t[#t].name)
+        assert.is_false(ok)
+        assert.matches("cut.gguf: can't be read any more", err, 1, true)
+    end)
+end)
+
+describe("too little memory", function()
+    it("is an error with numbers; less fits", function()
+        if sanitized then return end -- the sanitizer needs an address space without bounds
+        put("big.lua", [[
+            local llm = require "llmrun"
+            local function try(blocks)
+                local ok, m = pcall(llm.load, "tiny.gguf", { threads = 1, ctx = 64, kv = { blocks = blocks } })
+                print(ok, ok or m.code)
+                if ok then
+                    local s <close> = m:session()
+                    s:append { 1, 2, 3 }
+                    print(#s:gen({ max_tokens = 3, ignore_eos = true }).tokens)
+                end
+            end
+            try(1 << 24)
+            try(16)
+        ]])
+        local p <close> = assert(io.popen(("cd '%s'; ulimit -v 1000000; '%s' big.lua 2>&1"):format(folder.path,
+            core.executable())))
+        assert.equal("false\tno_memory\ntrue\ttrue\n3\n", p:read "a")
+    end)
+end)
+
+-- Failing allocations ------------------------------------------------------------------------------------------------
+
+--- Lets the n-th allocation of C code within fn fail, for n = 1, 2, 3, 5, ... until fn is done before that. It may fail
+--- with an error that says so, or make do without. Returns how many times it failed.
+local function starve(fn, first)
+    local failed, n = 0, first or 1
+    while true do
+        core.fail_alloc(n)
+        local ok, err = pcall(fn)
+        local left = core.fail_alloc(0)
+        if not ok then
+            failed = failed + 1
+            assert.matches("memory", tostring(err))
+        end
+        if left > 0 then
+            assert.is_true(ok, tostring(err))
+            return failed
+        end
+        n = n + 1 + n // (sanitized and 4 or 12)
+    end
+end
+
+describe("an allocation that fails", function()
+    it("while a model is loaded", function()
+        assert.is_true(starve(function() load("tiny.gguf"):close() end) > 10)
+        load("tiny.gguf"):close()
+    end)
+
+    it("in sessions, steps, forks, saves", function()
+        local m <close> = load "tiny.gguf"
+        local function talk()
+            local s <close> = m:session()
+            s:append { 1, 2, 3, 4, 5, 6 }
+            local text = s:gen({ max_tokens = 6, temperature = 0, ignore_eos = true }).tokens
+            local f <close> = s:fork()
+            f:append { 7 }
+            f:gen { max_tokens = 3, temperature = 0.5, seed = 1, ignore_eos = true }
+            f:save(folder:at "f.kv")
+            local r <close> = m:restore(folder:at "f.kv")
+            assert.equal(#f, #r)
+            return text
+        end
+        local want = talk()
+        assert.is_true(starve(function() assert.same(want, talk()) end) > 10)
+        m:check()
+        assert.same(want, talk())
+        assert.equal(0, m:stats().sequences)
+    end)
+
+    it("in the server: that request fails, the next one works", function()
+        local m <close> = S.teller({ "Hello", " world" }, {}, function(_, n, model)
+            return { [n == 0 and 0 or n == 1 and 1 or model.info.eos] = 50, default = 0 }
+        end)
+        local server <close> = S.start { models = { m } }
+        local body = json.encode { messages = { { role = "user", content = "x" } }, n = 2, max_tokens = 8,
+            response_format = { type = "regex", pattern = "Hello( world)?" } }
+        local function ask()
+            local r = S.post(server, "/v1/chat/completions", body)
+            if r.status ~= 200 then error("memory: " .. r.body, 0) end
+            assert.matches("^Hello", r.json.choices[1].message.content)
+        end
+        ask()
+        local function once()
+            local ok, err = pcall(ask)
+            -- where the listener itself has no memory it closes the connection
+            if not ok then error("memory: " .. tostring(err), 0) end
+        end
+        assert.is_true(starve(once) > 5)
+        ask()
+        m:check()
+        assert.equal(0, m:stats().sequences)
+    end)
+end)
