@@ -5,10 +5,10 @@
  * taken its processor time, it sends the engine's thread a signal, whose handler sets a sticky Lua hook on the thread
  * of the call and on all coroutines that are being resumed in it: every instruction raises an error from then on, so
  * that neither a pcall in a loop swallows it nor a loop that has its work done by one coroutine after the other. The
- * signal comes again until the call has ended. Calls inside a call share the outer
- * one's time. Not stopped: C functions (string.find and the like), finalizers and message handlers, where Lua calls no
- * hooks. A call with a hard limit is preempted instead when its time is up, where it can yield, and goes on when it is
- * called again.
+ * signal comes again until the call has ended. A call inside a call is one of its own
+ * for the watchdog, with what is left of the outer one's time if that is less; the outer one goes on with the rest. Not
+ * stopped: C functions (string.find and the like), finalizers and message handlers, where Lua calls no hooks. A call
+ * with a hard limit is preempted instead when its time is up, where it can yield, and goes on when it is called again.
  *
  * Memory. Lua's allocator counts; inside a limited call, growth over the limit is refused, upon which Lua collects
  * garbage and, if that is not enough, raises "not enough memory".
@@ -37,6 +37,8 @@ static struct {
     _Atomic uint64_t call;    /* number of the outermost call; odd while inside */
     _Atomic uint64_t expired; /* the call whose time is up */
     _Atomic int64_t budget;   /* its nanoseconds */
+    _Atomic uint64_t seen; /* the call that the watchdog measures, and its thread's processor time when it began to */
+    _Atomic int64_t since;
     _Atomic(pthread_t) thread;
     _Atomic bool asleep;
     const lr_lua_frame *volatile base; /* the thread of the outermost call */
@@ -166,7 +168,11 @@ static void *watchdog(void *arg)
         clockid_t clock;
         if (pthread_getcpuclockid(thread, &clock) != 0) continue;
         int64_t now = clock_ns(clock);
-        if (fresh) since = now;
+        if (fresh) {
+            since = now;
+            atomic_store(&watch.since, now);
+            atomic_store(&watch.seen, call);
+        }
         if (now - since < atomic_load(&watch.budget)) continue;
         atomic_store(&watch.expired, call);
         pthread_kill(thread, TIME_SIGNAL);
@@ -221,6 +227,39 @@ static int outcome(lua_State *L, int st, bool late, const lr_lua_limits *lim, lr
     return lr_fail(err, late ? LR_ELIMIT : LR_ESCRIPT, "%s", msg ? msg : "unknown error");
 }
 
+/* What an outer call has when an inner one begins. */
+typedef struct outer_time {
+    const lr_lua_frame *base;
+    int64_t began, left; /* processor time at the inner one's beginning; of the outer one's budget */
+    int64_t hard, hard_at;
+} outer_time;
+
+/* An inner call with a limit of its own: false if it has none, or the outer one has none or is over. */
+static bool begin_inner(outer_time *o, const lr_lua_limits *lim)
+{
+    uint64_t call = atomic_load(&watch.call);
+    if (!(lim->seconds > 0) || !(call & 1) || time_is_up()) return false;
+    *o = (outer_time){watch.base, clock_ns(CLOCK_THREAD_CPUTIME_ID), atomic_load(&watch.budget), watch.hard,
+                      watch.hard_at};
+    if (atomic_load(&watch.seen) == call) o->left -= o->began - atomic_load(&watch.since);
+    double seconds = (double)o->left * 1e-9;
+    watch.hard = (int64_t)(lim->hard * 1e9);
+    watch.hard_at = lim->hard > 0 ? o->began + watch.hard : 0;
+    atomic_store(&watch.budget, (int64_t)((lim->seconds < seconds ? lim->seconds : seconds) * 1e9));
+    atomic_fetch_add(&watch.call, 2);
+    return true;
+}
+
+static void end_inner(const outer_time *o)
+{
+    int64_t left = o->left - (clock_ns(CLOCK_THREAD_CPUTIME_ID) - o->began);
+    watch.base = o->base;
+    watch.hard = o->hard;
+    watch.hard_at = o->hard_at;
+    atomic_store(&watch.budget, left > 1 ? left : 1);
+    atomic_fetch_add(&watch.call, 2);
+}
+
 int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_limits *lim, lr_error *err)
 {
     int64_t limit = heap.limit;
@@ -229,7 +268,9 @@ int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_l
     heap.over = false;
     if (lim->bytes && heap.used + (int64_t)lim->bytes < limit) heap.limit = heap.used + (int64_t)lim->bytes;
     lr_lua_enter(&f, L);
-    if (outer) watch.base = &f;
+    outer_time before;
+    bool inner = !outer && begin_inner(&before, lim);
+    if (outer || inner) watch.base = &f;
     if (timed) {
         watch.hard = (int64_t)(lim->hard * 1e9);
         watch.hard_at = lim->hard > 0 ? clock_ns(CLOCK_THREAD_CPUTIME_ID) + watch.hard : 0;
@@ -242,6 +283,7 @@ int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_l
     lua_remove(L, base);
     bool late = time_is_up();
     if (timed && (atomic_load(&watch.call) & 1)) atomic_fetch_add(&watch.call, 1);
+    if (inner) end_inner(&before);
     if (late) lua_sethook(L, NULL, 0, 0); /* an outer call's time is up too: the next signal tells it */
     lr_lua_leave(&f);
     heap.depth--;

@@ -5,7 +5,7 @@ local llm = require "llmrun"
 local sampler = require "llmrun.sandbox.sampler"
 local sandbox = require "llmrun.sandbox"
 
-local SECONDS, MEMORY = 0.02, 4 << 20
+local SECONDS, MEMORY, STEPS = 0.02, 4 << 20, 100000
 local slow = os.getenv "LLMRUN_TEST_SANITIZE" and 20 or 1
 
 --- Bodies of functions that return what they got hold of, or nothing.
@@ -171,7 +171,7 @@ local function model() return llm.scripted { next = function() return 65 end, ct
 --- The outcome of a body as a program: value or nil, error, code.
 local function program(body)
     local r, err, code = sandbox.run("return (function() " .. body .. "\nend)()",
-        { seconds = SECONDS, memory = MEMORY, timeout = 5 * slow })
+        { seconds = SECONDS, memory = MEMORY, steps = STEPS, timeout = 5 * slow })
     if r then return r.values[1], nil end
     return nil, err, code
 end
@@ -181,7 +181,7 @@ local function stage(m, body, at_once)
     local text = "(function() " .. body .. "\nend)()"
     local made, err, code = sampler.new(at_once and ("local r = %s if r then error('GOT ' .. r) end return {}"):format(text)
         or ("return function() local r = %s if r then error('GOT ' .. r) end end"):format(text),
-        { seconds = SECONDS, step_seconds = SECONDS, memory = MEMORY })
+        { seconds = SECONDS, step_seconds = SECONDS, memory = MEMORY, steps = STEPS })
     if not made then return nil, err, code end
     local guard <close> = made -- luacheck: ignore 211
     local s <close> = m:session()
