@@ -214,7 +214,8 @@ function M.cost(p, opts)
         c.rows, c.seconds = points, {}
         for i, n in ipairs(points) do c.seconds[i] = roofline(p, n, tp, pp) end
         c.decode_context = kv.bytes_per_token / step.bandwidth / tp
-        c.prefill_pair = 4 * p.model.layers * p.model.heads * p.model.head_dim / (step.attention_flops or step.flops) / tp / pp
+        local flops = step.attention_flops or step.flops
+        c.prefill_pair = 4 * p.model.layers * p.model.heads * p.model.head_dim / flops / tp / pp
     end
     return c, capacity(p, tp, pp)
 end
