@@ -3,8 +3,8 @@
 ---
 ---   llmrun tests/bench/simulate_real.lua [--model smollm2] [--profile FILE] [--repeat N] [--requests N] [--json]
 ---
---- Real requests go through the driver of llmrun bench --replay. The machine should be quiet; with SmolLM2 on two
---- threads it takes about 45 s.
+--- Real requests go through the driver of llmrun bench --replay. Nothing else should run: what a step takes is
+--- measured before the real runs and after them. With SmolLM2 on two threads it takes about 45 s.
 
 local llm = require "llmrun"
 local load = require "llmrun.cli.bench_load"
@@ -62,10 +62,12 @@ local policies = { "fcfs", "shortest_first" }
 
 local model <close> = llm.load(o.model, { max_seqs = 16, kv = { blocks = 2048 } })
 local p
-if o.profile then
-    p = assert(profile.load(o.profile))
-else
-    p = make.profile(model, { ["repeat"] = math.tointeger(tonumber(o["repeat"])) })
+local raw = {}
+--- Steps are measured before the real runs and after them, so that a machine that changes meanwhile is met halfway.
+local function measure_more()
+    if o.profile then return end
+    local more = make.measure(model, { ["repeat"] = math.tointeger(tonumber(o["repeat"])) })
+    table.move(more, 1, #more, #raw + 1, raw)
 end
 
 local function ms(x) return x * 1000 end
@@ -86,6 +88,16 @@ local function real(rows, policy)
 end
 
 local figures = { "ttft_mean", "ttft_p90", "tpot_mean", "tpot_p90", "tokens_per_s" }
+measure_more()
+local reals = {}
+for i, l in ipairs(loads) do
+    reals[i] = {}
+    for k, policy in ipairs(policies) do reals[i][k] = real(l.rows, policy) end
+end
+model:use(nil)
+measure_more()
+p = o.profile and assert(profile.load(o.profile)) or make.profile(model, { raw = raw })
+
 local out = { profile_error = p.error, runs = {} }
 if not o.json then
     print(("%s: profile's error on held-out steps: mean %.1f %%, p90 %.1f %%"):format(model.info.name,
@@ -93,9 +105,9 @@ if not o.json then
     print(("%-6s %-15s %s"):format("load", "policy", "TTFT mean, p90, TPOT mean, p90 (ms), tokens/s: real / simulated"))
 end
 local worst, sum, count = 0, 0, 0
-for _, l in ipairs(loads) do
-    for _, policy in ipairs(policies) do
-        local a, b = real(l.rows, policy), simulated(l.rows, policy)
+for at, l in ipairs(loads) do
+    for k, policy in ipairs(policies) do
+        local a, b = reals[at][k], simulated(l.rows, policy)
         local run, text = { load = l.name, policy = policy, real = a, simulated = b, error = {} }, {}
         for i, f in ipairs(figures) do
             local e = b[f] / a[f] - 1

@@ -150,6 +150,10 @@ describe("simulate", function()
             local b, more = profile.cost(p, { tp = 8, block_size = 16 })
             assert.is_true(a.seconds[1] > b.seconds[1] and more > room)
         end
+        local small = setmetatable({ kv = { bytes_per_token = 1e5, memory = 40e9, reserve = 4e9 } },
+            { __index = assert(profile.load "h100-70b") })
+        assert.has_error(function() profile.cost(small, { tp = 1, block_size = 16 }) end,
+            "1 GPUs of 40 GB don't hold 73 GB of weights and 4 GB of reserve each; more tp or pp is needed")
     end)
 end)
 
@@ -178,7 +182,7 @@ describe("llmrun simulate", function()
         for line, want in pairs {
             ["simulate --profile h100-8b"] = "%-%-trace TRACE is needed",
             ["simulate --trace poisson:rate=5,requests=5"] = "%-%-profile NAME|FILE is needed",
-            ["simulate --trace poisson:rate=5,requests=5 --profile h100-70b --tp 1"] = "1 GPUs of 80 GB don't hold",
+            ["simulate --trace poisson:rate=5,requests=5 --profile h100-70b --tp 3"] = "tp = 3 does not divide",
             ["simulate --trace poisson:rate=5,requests=5 --profile h100-8b --kv-tokens -5"] = "engine.kv_tokens is %-5",
             ["profile -m smollm2"] = "%-o FILE is needed",
         } do

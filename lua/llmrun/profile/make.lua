@@ -44,18 +44,29 @@ local function processor()
     return "unknown processor"
 end
 
---- The profile, and the samples that it was fitted to.
+--- The steps of a designed set, measured.
 ---@param model llmrun.Model
----@param o? { name?: string, repeat?: integer, samples?: table, progress?: function }
+---@param o? { repeat?: integer, progress?: function }
+---@return table[] samples
+function M.measure(model, o)
+    local info = model.engine:info()
+    local longest = math.min(info.context, 1200, info.kv[1].total * info.block_size // 4)
+    return measure.run(model, {
+        max_seqs = math.min(info.max_seqs, 64), longest = longest, ["repeat"] = o and o["repeat"] or 2,
+        progress = o and o.progress,
+    })
+end
+
+--- The profile, and the kinds of steps that it was fitted to.
+---@param model llmrun.Model
+---@param o? { name?: string, repeat?: integer, raw?: table[], progress?: function } raw: what M.measure gave; else it
+---  is measured here
 function M.profile(model, o)
     o = o or {}
     local info = model.engine:info()
     local kv = info.kv[1]
-    local longest = math.min(info.context, 1200, kv.total * info.block_size // 4)
-    local samples, raw = measure.run(model, {
-        max_seqs = math.min(info.max_seqs, 64), budget = info.max_batch_tokens, longest = longest,
-        ["repeat"] = o["repeat"] or 2, progress = o.progress,
-    })
+    local raw = o.raw or M.measure(model, o)
+    local samples = measure.merge(raw)
     local step, e = judged_fit(samples)
     local ranks = info.ranks
     return {

@@ -90,8 +90,7 @@ function M.merge(samples)
     return out
 end
 
---- The samples of a designed set of steps, each kind once, and all of them. o: max_seqs, budget (rows of a step),
---- longest (tokens of a sequence), repeat; progress(fraction).
+--- The samples of a designed set of steps. o: max_seqs, longest (tokens of a sequence), repeat; progress(fraction).
 function M.run(model, o)
     local self = setmetatable({ model = model, engine = model.engine, samples = {}, active = {}, salt = 0 }, Meter)
     local decodes, prompts = {}, {}
@@ -131,7 +130,7 @@ function M.run(model, o)
             count()
         end
     end
-    return M.merge(self.samples), self.samples
+    return self.samples
 end
 
 return M
