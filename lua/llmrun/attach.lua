@@ -293,6 +293,11 @@ function M.listen(opts)
     local folder = path:match "^(.*)/[^/]*$" or "."
     if folder == "" then folder = "/" end
     errors.check("attach", core.private_folder(folder))
+    if not opts.path then -- those of programs that were killed
+        for _, s in ipairs(M.sockets()) do
+            if not core.stat("/proc/" .. s.pid) then os.remove(s.path) end
+        end
+    end
     local listener = errors.check("attach", core.local_listen(path))
     local self = setmetatable({
         listener = listener, path = path, models = opts.models, server = opts.server, clients = {},

@@ -15,6 +15,7 @@ function M.columns(rows, columns, most)
         for c, col in ipairs(columns) do
             local v = rows[i][col[1]]
             local text = v == nil and "" or math.type(v) == "float" and ("%.3f"):format(v) or tostring(v)
+            text = text:gsub("[%c\127]", "?") -- tenants' names come from outside
             cells[i][c] = { text, type(v) == "number" }
             widths[c] = math.max(widths[c], utf8.len(text) or #text)
         end

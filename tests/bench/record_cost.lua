@@ -2,9 +2,10 @@
 ---
 ---   llmrun tests/bench/record_cost.lua [--model FILE] [--steps N] [--segments N]
 ---
---- Prints JSON lines: record_us, how much longer a step takes with the recording (medians of segments, so that a busy
---- machine hurts both alike), bytes a step; with --model also the step and the share of it. Without, steps are those of
---- a scripted model, so that the difference is seen well.
+--- Prints JSON lines, for a scripted model, whose steps cost so little that the difference is seen well, and for
+--- --model: step_us, processor time of a step that is not recorded; record_us, how much more one takes that is (medians
+--- of segments, so that a busy machine hurts both alike); write_us, the part of it that comes between the steps (taking
+--- the lines, giving them to the system), measured by itself; share, write_us of the step's time; bytes a step.
 
 local core = require "llmrun.core"
 local json = require "cjson"
@@ -31,32 +32,39 @@ local function measure(name, model)
             kind = "generate", ignore_eos = true, seed = i, max_tokens = opts.steps * (2 * opts.segments + 4),
         }))
     end
-    local on = true
+    local on, written, pumps = true, 0, 0
+    local pump = runner.pump
+    function runner.pump(self)
+        local t = core.now()
+        pump(self)
+        written, pumps = written + core.now() - t, pumps + 1
+    end
     local function run(recorded)
         if on ~= recorded then
             if recorded then assert(runner:observe(recorder)) else runner:unobserve(recorder) end
             on = recorded
         end
         local _, before = core.stat(path)
-        local began = os.clock()
+        local began, wall = os.clock(), core.now()
         for _ = 1, opts.steps do runner:step() end
-        local seconds = (os.clock() - began) / opts.steps
+        local seconds, real = (os.clock() - began) / opts.steps, (core.now() - wall) / opts.steps
         local _, after = core.stat(path)
-        return seconds * 1e6, (after - before) / opts.steps
+        return seconds * 1e6, (after - before) / opts.steps, real * 1e6
     end
     run(true)
     run(false)
-    local with, without, bytes = {}, {}, {}
+    written, pumps = 0, 0
+    local with, without, bytes, real = {}, {}, {}, {}
     for i = 1, opts.segments do
         if i % 2 == 0 then without[i] = run(false) end
-        with[i], bytes[i] = run(true)
+        with[i], bytes[i], real[i] = run(true)
         if i % 2 == 1 then without[i] = run(false) end
     end
     local differences = {}
     for i = 1, opts.segments do differences[i] = with[i] - without[i] end
-    local step, cost = median(without), median(differences)
-    print(json.encode { what = name, sequences = SEQUENCES, step_us = step, record_us = cost,
-        share = cost / step, bytes = median(bytes) })
+    local write_us = written / pumps * 1e6
+    print(json.encode { what = name, sequences = SEQUENCES, step_us = median(without), record_us = median(differences),
+        write_us = write_us, share = write_us / median(real), bytes = median(bytes) })
     record.finish(recorder)
     os.remove(path)
 end

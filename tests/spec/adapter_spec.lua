@@ -114,6 +114,35 @@ describe("an adapter", function()
         assert.same(logits(m, whole.prompt), logits(m, whole.prompt, half))
     end)
 
+    it("is in recordings, and replayed with them", function()
+        local record, recording = require "llmrun.record", require "llmrun.recording"
+        local replay = require "llmrun.replay"
+        local case, file = support.case "lora_llama", path "lora.rec"
+        local function generate(m, whole, a)
+            local s <close> = m:session { adapter = a }
+            s:append(whole.prompt)
+            return s:gen { max_tokens = 4, temperature = 0, ignore_eos = true }.tokens
+        end
+        local plain, with
+        do
+            local m <close>, whole = load "llama"
+            local before <close> = m:adapter(write_peft("peft", case))
+            assert(record.begin(m, file))
+            local after <close> = m:adapter(path "peft", { scale = 0.5 })
+            plain, with = generate(m, whole), generate(m, whole, before)
+            generate(m, whole, after)
+        end
+        assert.is_false(table.concat(plain, " ") == table.concat(with, " "))
+        local rec = assert(recording.read(file))
+        local m <close> = load "llama"
+        local r = replay.new(rec, m)
+        r:run()
+        assert.same({}, r.differences)
+        assert.equal(12, r.tokens)
+        assert.equal(r.steps, r.equal_steps)
+        for _, id in ipairs(rec.order) do assert.same({}, replay.alone(rec, m, id).differences) end
+    end)
+
     it("on weights in blocks is what it is on their values", function()
         local a = write_peft("peft", support.case "lora_llama")
         local exact <close>, whole = load("llama", nil, true)

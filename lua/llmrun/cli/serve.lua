@@ -171,9 +171,8 @@ end
 --- The console for llmrun attach: where the flag says, else in the user's own folder if there is one.
 local function open_console(o, models, server)
     local attach = require "llmrun.attach"
-    local path = not o.no_attach and (o.attach_socket or attach.default_path())
-    if not path then return nil end
-    local ok, console = pcall(attach.listen, { models = models, path = path, server = server })
+    if o.no_attach or not (o.attach_socket or attach.folder()) then return nil end
+    local ok, console = pcall(attach.listen, { models = models, path = o.attach_socket, server = server })
     if ok then return console end
     if o.attach_socket then error(console, 0) end
     io.stderr:write("llmrun: no console: ", tostring(console), "\n")
