@@ -122,10 +122,10 @@ end
 
 local function new_view(shadow)
     local engine = shadow.engine
-    local available, idle = engine:room()
+    local available, idle, prompt_rows = engine:room()
     local view = setmetatable({
         shadow = shadow, granted = {}, state = {}, runs = {}, preempts = {}, cached = {}, taken = {},
-        for_prompts = false, room = available + idle,
+        for_prompts = prompt_rows, room = available + idle,
         bs = shadow.block_size, rows = shadow.max_rows, chunk = shadow.chunk, over = false, at = engine:now(),
     }, View)
     view.is_running, view.is_waiting = lists(view)
@@ -144,22 +144,6 @@ function View:pending_of(r)
     return math.max(1, pending - math.max(0, self.cached[r] - held))
 end
 
-local SHARE = 8 -- as in src/engine/rule.c: steps in which the rows that wait would be computed
-
---- Rows that the built-in rule takes of prompts in this step.
-function View:rows_of_prompts()
-    local rows, n, slots = 0, #self.is_running, self.slots
-    for _, r in ipairs(self.is_running) do
-        if not r.writing then rows = rows + self:pending_of(r) end
-    end
-    for i = 1, math.min(#self.is_waiting, slots) do
-        if rows >= SHARE * self.shadow.max_rows then break end
-        rows, n = rows + self:pending_of(self.is_waiting[i]), n + 1
-    end
-    if n == 1 then return self.shadow.max_rows end
-    return math.min(math.max(rows // SHARE, self.shadow.prompt_rows), self.shadow.max_rows)
-end
-
 local values = {
     running = function(v) return v.is_running end,
     waiting = function(v) return v.is_waiting end,
@@ -169,10 +153,8 @@ local values = {
     free_blocks = function(v) return math.max(0, v.room) end,
     block_size = function(v) return v.bs end,
     now = function(v) return v.at end,
-    prompt_rows = function(v)
-        if not v.for_prompts then v.for_prompts = View.rows_of_prompts(v) end
-        return v.for_prompts
-    end,
+    prompt_rows = function(v) return v.for_prompts end,
+    prompt_least = function(v) return v.shadow.prompt_least end,
 }
 
 function View.__index(v, key)
@@ -517,7 +499,7 @@ function M.new(model, what, opts)
         model = model, engine = model.engine, policy = p, what = what, steps = 0, differing = 0, rows_real = 0,
         rows_shadow = 0, kinds = { earlier = 0, later = 0, rows = 0, preempted = 0, kept = 0 }, by_request = {},
         n_kept = 0, by_id = {}, order = {}, requests = 0, refused = 0, would_end = 0, failures = 0, in_a_row = 0,
-        seconds = 0, prompt_rows = info.prompt_rows, block_size = info.block_size,
+        seconds = 0, prompt_least = info.prompt_rows, block_size = info.block_size,
         max_rows = info.max_batch_tokens, max_seqs = info.max_seqs,
         chunk = info.chunk, name = type(p.name) == "string" and p.name or tostring(what),
     }, Shadow)

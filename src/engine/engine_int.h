@@ -223,6 +223,10 @@ int lr_engine__spare_rows(const lr_engine *);
 /* What a waiting request has to compute, less what the prefix cache holds now. */
 void lr_request__look_up(lr_request *);
 
+/* rule.c */
+/* Rows that the built-in rule would take of prompts in a step made now. */
+int lr_engine__prompt_rows(lr_engine *);
+
 /* sched.c */
 void lr_step__begin(lr_engine *);
 void lr_step__schedule(lr_engine *);

@@ -4,8 +4,9 @@
 
 bool lr_engine_look_block(const lr_engine *e, int block, lr_kv_view *out) { return lr_kv_look(e->kv, 0, block, out); }
 
-void lr_engine_room(const lr_engine *e, int *available, int *idle)
+void lr_engine_room(lr_engine *e, int *available, int *idle, int *prompt_rows)
 {
+    *prompt_rows = lr_engine__prompt_rows(e);
     *available = lr_kv_available(e->kv, 0);
     *idle = 0;
     for (const lr_seq *q = e->idle_old; q; q = q->idle_next) *idle += lr_kv_table_held(&q->kv, 0);

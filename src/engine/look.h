@@ -19,8 +19,8 @@ typedef struct lr_look_seq {
 /* Calls fn for each sequence, the newest first; it returns false to end. */
 void lr_engine_look_seqs(const lr_engine *, bool (*fn)(void *user, const lr_look_seq *), void *user);
 
-/* Blocks of group 0 that are free or evictable, and those that idle sequences would give up (shared ones are counted
- * more than once). */
-void lr_engine_room(const lr_engine *, int *available, int *idle);
+/* Blocks of group 0 that are free or evictable, those that idle sequences would give up (shared ones are counted more
+ * than once), and the rows that the built-in rule would take of prompts. */
+void lr_engine_room(lr_engine *, int *available, int *idle, int *prompt_rows);
 
 #endif

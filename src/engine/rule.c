@@ -35,10 +35,8 @@ void lr_request__look_up(lr_request *r)
     if (pending < r->info.n_pending) r->info.n_pending = pending;
 }
 
-int lr_step_prompt_rows(lr_step *s)
+int lr_engine__prompt_rows(lr_engine *e)
 {
-    const lr_engine *e = s->e;
-    if (s->prompt_rows >= 0) return s->prompt_rows;
     int all = e->cfg.max_batch_tokens, n = e->running.n, slots = e->cfg.max_seqs - n;
     int64_t rows = 0;
     for (int i = 0; i < e->running.n; i++)
@@ -49,7 +47,13 @@ int lr_step_prompt_rows(lr_step *s)
     }
     rows = n == 1 ? all : rows / SHARE;
     if (rows < MORE * e->cfg.prompt_rows) rows = MORE * e->cfg.prompt_rows;
-    return s->prompt_rows = rows < all ? (int)rows : all;
+    return rows < all ? (int)rows : all;
+}
+
+int lr_step_prompt_rows(lr_step *s)
+{
+    if (s->prompt_rows < 0) s->prompt_rows = lr_engine__prompt_rows(s->e);
+    return s->prompt_rows;
 }
 
 /* ---- the prompts of a step ---- */

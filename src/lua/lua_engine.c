@@ -135,15 +135,16 @@ static int engine_record_take(lua_State *L)
     return 1;
 }
 
-/* e:room() -> blocks free or evictable, blocks (shared ones counted more than once) that idle sequences would give up
- */
+/* e:room() -> blocks free or evictable, blocks (shared ones counted more than once) that idle sequences would give up,
+ * rows that the built-in rule would take of prompts now */
 static int engine_room(lua_State *L)
 {
-    int available, idle;
-    lr_engine_room(lr_lua_check_engine(L, 1)->e, &available, &idle);
+    int available, idle, prompt_rows;
+    lr_engine_room(lr_lua_check_engine(L, 1)->e, &available, &idle, &prompt_rows);
     lua_pushinteger(L, available);
     lua_pushinteger(L, idle);
-    return 2;
+    lua_pushinteger(L, prompt_rows);
+    return 3;
 }
 
 /* e:set_exact(on): for replays */
