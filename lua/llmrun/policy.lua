@@ -15,9 +15,9 @@
 ---
 --- step: waiting, running (lists in order of arrival; reused, so not to be kept), budget (rows left), slots (requests
 --- that may still start), active (that run now), free_blocks, block_size, now, prompt_rows (rows that the built-in rule
---- takes of prompts in this step at most), prompt_least (with so many it begins no further prompt); run(r [, n]) -> rows
---- granted (0: it starts, but leaves its rows to another one that computes the same prompt in this step), or nil and
---- why not; preempt(r [, how]) -> true, or nil and why not; fits(r): a waiting request would find room without
+--- takes of prompts in this step at most), prompt_least (with so many it begins no further prompt); run(r [, n]) ->
+--- rows granted (0: it starts, but leaves its rows to another one that computes the same prompt in this step), or nil
+--- and why not; preempt(r [, how]) -> true, or nil and why not; fits(r): a waiting request would find room without
 --- preempting; blocks(group); default(): the built-in rule takes the rest;
 --- sorted(list, key): a list by key(request), least first; serve, last and displace: see policy/serve.lua.
 ---
