@@ -87,6 +87,10 @@ function M.new(opts)
             self:put(table.concat(parts, "\t") .. "\n")
         end,
         show = M.show,
+        getmetatable = function(v) -- that of strings is the whole program's: a copy
+            local m = getmetatable(v)
+            return type(v) == "string" and { __index = m.__index } or m
+        end,
     }, { __index = function(_, key)
         if not hidden[key] then return _G[key] end
     end })

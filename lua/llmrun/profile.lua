@@ -175,6 +175,7 @@ local function check_degrees(p, tp, pp)
         return own_tp, own_pp
     end
     tp, pp = tp or p.tp or 1, pp or p.pp or 1
+    if tp < 1 or pp < 1 then error(("tp %d, pp %d: numbers of 1 or more are needed"):format(tp, pp), 0) end
     if tp > p.model.heads or p.model.heads % tp ~= 0 then
         error(("tp = %d does not divide the model's %d heads"):format(tp, p.model.heads), 0)
     end

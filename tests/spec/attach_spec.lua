@@ -89,6 +89,7 @@ describe("a console", function()
             assert.matches(want, text, 1, true)
             assert.is_nil(text:find("llmrun/console.lua", 1, true), text)
         end
+        assert.is_true(select(2, c:ask "getmetatable('').__index = nil")) -- of a copy
         local text, ok = c:ask "('x'):rep(5000000)"
         assert.is_true(ok and #text < 5000)
         text = c:ask "for i = 1, 300000 do print('0123456789') end"

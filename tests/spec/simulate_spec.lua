@@ -183,6 +183,8 @@ describe("llmrun simulate", function()
             ["simulate --profile h100-8b"] = "%-%-trace TRACE is needed",
             ["simulate --trace poisson:rate=5,requests=5"] = "%-%-profile NAME|FILE is needed",
             ["simulate --trace poisson:rate=5,requests=5 --profile h100-70b --tp 3"] = "tp = 3 does not divide",
+            ["simulate --trace poisson:rate=5,requests=5 --profile h100-8b --tp 0"] = "numbers of 1 or more",
+            ["simulate --trace poisson:rate=5,requests=5 --profile h100-8b --rows /dev/full"] = "/dev/full: No space left",
             ["simulate --trace poisson:rate=5,requests=5 --profile h100-8b --kv-tokens -5"] = "engine.kv_tokens is %-5",
             ["profile -m smollm2"] = "%-o FILE is needed",
         } do

@@ -133,7 +133,12 @@ function M.run(o)
     if o.rows then
         local file <close>, err = io.open(o.rows, "w")
         if not file then args.fail(err) end
-        for _, record in ipairs(r.records) do file:write(encode(record), "\n") end
+        local good, why = true, nil
+        for _, record in ipairs(r.records) do
+            if good then good, why = file:write(encode(record), "\n") end
+        end
+        if good then good, why = file:close() end
+        if not good then args.fail(("%s: %s"):format(o.rows, why)) end
         r.records = nil
     end
     if o.json then
