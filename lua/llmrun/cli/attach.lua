@@ -25,11 +25,14 @@ Without PATH or PID the one program that runs is taken. Ctrl-D ends the console;
     },
 }
 
+local no_folder = "XDG_RUNTIME_DIR is not set, so a server makes a socket only if asked: "
+    .. "llmrun serve --attach-socket PATH, then llmrun attach PATH"
+
 --- The path of a socket: given, of a process, or the only one.
 local function find(what)
     if what and what:find "^%d+$" then
         return attach.default_path(math.tointeger(tonumber(what)))
-            or args.fail "XDG_RUNTIME_DIR is not set: give the socket's path"
+            or args.fail(no_folder)
     elseif what then
         return what
     end
@@ -41,7 +44,7 @@ local function find(what)
     if #living == 1 then return living[1].path end
     if #living == 0 then
         args.fail(attach.folder() and "no program with a console runs here (" .. attach.folder() .. ")"
-            or "XDG_RUNTIME_DIR is not set: give the socket's path")
+            or no_folder)
     end
     local lines = { "several run; say which:" }
     for _, s in ipairs(living) do lines[#lines + 1] = ("  llmrun attach %d"):format(s.pid) end
