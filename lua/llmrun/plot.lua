@@ -275,17 +275,23 @@ function M.svg(spec)
     return table.concat(page, "\n")
 end
 
---- Writes the plot to a file: true, or nil and a text.
+--- Writes a text to a file: true, or nil and a text.
 ---@param path string
----@param spec table
-function M.save(path, spec)
-    local text = M.svg(spec)
+---@param text string
+function M.save_text(path, text)
     local f, err = io.open(path, "w")
     if not f then return nil, err end
     local ok, why = f:write(text)
     local closed, late = f:close()
     if not ok or not closed then return nil, why or late end
     return true
+end
+
+--- Writes the plot to a file: true, or nil and a text.
+---@param path string
+---@param spec table
+function M.save(path, spec)
+    return M.save_text(path, M.svg(spec))
 end
 
 return M

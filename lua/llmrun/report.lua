@@ -139,13 +139,6 @@ end
 --- Writes a text to a file: true, or nil and a text.
 ---@param path string
 ---@param text string
-function M.save(path, text)
-    local f, err = io.open(path, "w")
-    if not f then return nil, err end
-    local ok, why = f:write(text)
-    local closed, late = f:close()
-    if not ok or not closed then return nil, why or late end
-    return true
-end
+M.save = plot.save_text
 
 return M

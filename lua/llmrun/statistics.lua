@@ -1,4 +1,4 @@
---- Means with confidence intervals, of runs that differ in nothing but their seed.
+--- Quantiles, and means with confidence intervals, of runs that differ in nothing but their seed.
 
 local M = {}
 
@@ -7,6 +7,17 @@ local t_points = {
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131,
     2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042,
 }
+
+--- The value below which the part q of a sorted list lies, interpolated.
+---@param sorted number[] one value at least
+---@param q number 0 to 1
+---@return number
+function M.quantile(sorted, q)
+    local at = 1 + q * (#sorted - 1)
+    local low = math.floor(at)
+    local high = math.min(low + 1, #sorted)
+    return sorted[low] + (sorted[high] - sorted[low]) * (at - low)
+end
 
 --- The two-sided 95 % point of Student's t.
 ---@param freedom integer degrees of freedom, 1 or more

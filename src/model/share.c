@@ -311,17 +311,6 @@ static int walk_columns(walk *w, const lr_op *o)
 
 /* ---- experts ---- */
 
-/* The first expert of each rank: (tp + 1), kept for good; NULL without memory. */
-static int *expert_bounds(walk *w, int n_experts)
-{
-    int tp = w->pl->tp, *at = lr_calloc((size_t)tp + 1, sizeof *at);
-    for (int r = 0; at && r <= tp; r++) at[r] = (int)((int64_t)n_experts * r / tp);
-    int *kept = at ? keep_at(w, at) : NULL;
-    lr_free(at);
-    if (!kept) lr_fail(w->err, LR_ENOMEM, "no memory for a part of the layer graph");
-    return kept;
-}
-
 /* The choice of a route's value, if its experts are spread over the ranks; else NULL. */
 static const lr_route *spread_route(const walk *w, int value)
 {
@@ -338,10 +327,9 @@ static int walk_experts(walk *w, const lr_op *o, lr_op n)
 {
     const lr_route *t = spread_route(w, o->kind == LR_OP_ROUTE ? o->out : o->in[1]);
     struct lr_share_rows rows = {0};
-    const int *at = t ? expert_bounds(w, t->n_experts) : NULL;
-    int rc = 0;
-    if (t && !at) return LR_ENOMEM;
-    if (t) rows = (struct lr_share_rows){at[w->pl->tp_rank], at[w->pl->tp_rank + 1] - at[w->pl->tp_rank]};
+    int lay = WHOLE, rc = t ? even_layout(w, t->n_experts, 1, t->n_experts, &lay) : 0; /* experts as columns */
+    if (rc) return rc;
+    if (t) rows = (struct lr_share_rows){w->layouts[lay].lo, w->layouts[lay].n};
     if (t && o->kind == LR_OP_ROUTE) {
         n.u.route.from = rows.from;
         n.u.route.n_own = rows.n;
@@ -349,7 +337,7 @@ static int walk_experts(walk *w, const lr_op *o, lr_op n)
     } else if (t && o->kind == LR_OP_MIX) {
         lr_op all = {.kind = LR_OP_GATHER, .in = {n.in[0], -1}};
         all.u.gather.comm = w->pl->group;
-        all.u.gather.at = at;
+        all.u.gather.at = w->layouts[lay].at;
         rc = emit(w, all, (struct lr_share_rows){0}, w->g->width[o->in[0]], &n.in[0]);
         if (!rc) w->p->route[n.in[0]] = n.in[1];
         rows = (struct lr_share_rows){0};

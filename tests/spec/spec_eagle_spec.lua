@@ -217,17 +217,7 @@ describe("an EAGLE head", function()
 
     it("is the same in a batch, in forks, when it is preempted, and under a grammar", function()
         local m <close> = open { ctx = 128, kv = { block_size = 4, blocks = 70 } }
-        local function all(how)
-            return llm.map({ "one", "another prompt", "a third one that is longer than the others", "four" }, function(p, i)
-                local s <close> = m:session()
-                s:append(p)
-                local text = s:gen { max_tokens = 10 + i, temperature = i % 2, seed = i, ignore_eos = true, speculate = how,
-                    fault = i % 2 == 0 and { i % 4 == 0 and "preempt" or "swap", i } or nil }.text
-                local f <close> = s:fork()
-                return text .. f:gen { max_tokens = 9, temperature = 0, ignore_eos = true, speculate = how }.text ..
-                    s:gen { regex = "[a-f]{9}", temperature = 1, seed = i, speculate = how }.text
-            end)
-        end
+        local function all(how) return drafts.crowd(m, how) end
         assert.same(all(false), all { method = "eagle", fixed = true, k = 4 })
         assert.same(all(false), all { method = "eagle", fixed = true, k = 3, branches = 3 })
         assert.same(all(false), all(function() return 3, "eagle" end))

@@ -8,6 +8,7 @@ local core = require "llmrun.core"
 local common = require "llmrun.cli.common"
 local args = require "llmrun.cli.args"
 local traces = require "llmrun.traces"
+local quantile = require("llmrun.statistics").quantile
 
 local M = {}
 
@@ -36,26 +37,7 @@ local function must(ok, err)
     return ok
 end
 
---- n ids that look like text: a fixed sequence over the vocabulary for each salt, without special tokens.
-function M.some_tokens(model, n, salt)
-    local ids, x = {}, (12345 + salt * 7919) % 2147483648
-    local limit = math.min(model.info.n_vocab, 30000)
-    while #ids < n do
-        x = (x * 1103515245 + 12345) % 2147483648
-        local id = x // 64 % limit
-        local kind, ends = model.vocab:kind(id)
-        if kind == "normal" and not ends then ids[#ids + 1] = id end
-    end
-    return ids
-end
-
---- The value below which the part q of a sorted list lies, interpolated.
-local function quantile(sorted, q)
-    local at = 1 + q * (#sorted - 1)
-    local low = math.floor(at)
-    local high = math.min(low + 1, #sorted)
-    return sorted[low] + (sorted[high] - sorted[low]) * (at - low)
-end
+M.some_tokens = require "llmrun.sample_tokens"
 
 --- { mean, median, p90, p99 } of a list of seconds, in milliseconds; nil without any.
 function M.percentiles(list)

@@ -14,6 +14,7 @@ local json = require "llmrun.json"
 local loop = require "llmrun.loop"
 local net = require "llmrun.net"
 local random = require "llmrun.random"
+local statistics = require "llmrun.statistics"
 local branch = require "llmrun.branch"
 
 local M = {}
@@ -204,11 +205,7 @@ end
 -- What came of it ----------------------------------------------------------------------------------------------------
 
 local function quantile(sorted, q)
-    if #sorted == 0 then return 0 end
-    local at = 1 + q * (#sorted - 1)
-    local i = math.floor(at)
-    local a, b = sorted[i], sorted[math.min(i + 1, #sorted)]
-    return a + (b - a) * (at - i)
+    return #sorted > 0 and statistics.quantile(sorted, q) or 0
 end
 
 --- Mean and quantiles of seconds, in milliseconds.

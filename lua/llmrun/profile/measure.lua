@@ -3,29 +3,17 @@
 
 local core = require "llmrun.core"
 local errors = require "llmrun.errors"
+local sample_tokens = require "llmrun.sample_tokens"
 
 local M = {}
 
 local Meter = {}
 Meter.__index = Meter
 
---- n ids that look like text: different ones for each salt.
-local function tokens(model, n, salt)
-    local ids, x = {}, (12345 + salt * 7919) % 2147483648
-    local limit = math.min(model.info.n_vocab, 30000)
-    while #ids < n do
-        x = (x * 1103515245 + 12345) % 2147483648
-        local id = x // 64 % limit
-        local kind, ends = model.vocab:kind(id)
-        if kind == "normal" and not ends then ids[#ids + 1] = id end
-    end
-    return ids
-end
-
 function Meter:submit(n_prompt, n_output)
     self.salt = self.salt + 1
     local seq = errors.check("profile", self.engine:seq())
-    errors.check("profile", seq:append(tokens(self.model, n_prompt, self.salt)))
+    errors.check("profile", seq:append(sample_tokens(self.model, n_prompt, self.salt)))
     local request = errors.check("profile", self.engine:request(seq, {
         kind = "generate", max_tokens = n_output, ignore_eos = true, stages = { { "temperature", 0 } },
     }))

@@ -100,13 +100,7 @@ function Results:sample(at, running, waiting, used, total)
     self.next_sample = line[#line].t + self.every
 end
 
---- The value below which the part q of a sorted list lies, interpolated.
-local function quantile(sorted, q)
-    local at = 1 + q * (#sorted - 1)
-    local low = math.floor(at)
-    local high = math.min(low + 1, #sorted)
-    return sorted[low] + (sorted[high] - sorted[low]) * (at - low)
-end
+local quantile = require("llmrun.statistics").quantile
 
 --- { mean, p50, p90, p99, max } of a list of seconds, which is sorted.
 local function summary(list)
