@@ -146,8 +146,9 @@ struct lr_plan {
     size_t parts_bytes;
     void *dense; /* loose: a weight as bfloat16 */
     size_t dense_bytes;
-    void *exchange; /* what comes from other ranks, before it is put in place */
-    void *staged;   /* pinned: on its way through a carrier that wants host memory */
+    void *exchange;  /* what comes from other ranks, before it is put in place */
+    void *staged;    /* pinned: on its way through a carrier that wants host memory */
+    cudaEvent_t met; /* the carrier's stream and ours wait for each other by it */
     size_t exchange_bytes;
     lr_error exchange_err; /* what an exchange that failed has said */
     int exchange_failed;

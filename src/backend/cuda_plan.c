@@ -472,6 +472,7 @@ static int alloc_scratch(lr_plan *p, lr_error *err)
     if (!rc && p->exchange_bytes) {
         rc = lr_cuda_alloc(p->be, &p->exchange, p->exchange_bytes, "rows of other ranks", err);
         cudaError_t pinned = rc ? cudaSuccess : cudaMallocHost(&p->staged, 2 * p->exchange_bytes);
+        if (!rc && !pinned) pinned = cudaEventCreateWithFlags(&p->met, cudaEventDisableTiming);
         if (pinned) rc = lr_cuda_failed(p->be, (int)pinned, "pinned memory for rows of other ranks", err);
         if (rc) return rc;
     }
@@ -612,6 +613,7 @@ void lr_cuda_plan_free(lr_backend *be, lr_plan *p)
     if (p->meta_host) cudaFreeHost(p->meta_host);
     if (p->bounce) cudaFreeHost(p->bounce);
     if (p->staged) cudaFreeHost(p->staged);
+    if (p->met) cudaEventDestroy(p->met);
     lr_free(p->pieces);
     lr_free(p->steps);
     lr_free(p);

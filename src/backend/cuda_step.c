@@ -143,15 +143,11 @@ static cudaError_t through_devices(lr_plan *p, const cuda_step *s, const int *by
 {
     lr_comm *c = s->gather.comm->device;
     cudaStream_t theirs = s->gather.comm->stream;
-    cudaEvent_t mark;
-    cudaError_t e = cudaEventCreateWithFlags(&mark, cudaEventDisableTiming);
-    if (e) return e;
-    e = cudaEventRecord(mark, p->be->stream);
-    if (!e) e = cudaStreamWaitEvent(theirs, mark, 0);
+    cudaError_t e = cudaEventRecord(p->met, p->be->stream);
+    if (!e) e = cudaStreamWaitEvent(theirs, p->met, 0);
     if (!e) p->exchange_failed = c->ops->all_gather(c, at(p, s->in[0]), p->exchange, bytes, &p->exchange_err);
-    if (!e && !p->exchange_failed) e = cudaEventRecord(mark, theirs);
-    if (!e && !p->exchange_failed) e = cudaStreamWaitEvent(p->be->stream, mark, 0);
-    cudaEventDestroy(mark);
+    if (!e && !p->exchange_failed) e = cudaEventRecord(p->met, theirs);
+    if (!e && !p->exchange_failed) e = cudaStreamWaitEvent(p->be->stream, p->met, 0);
     return e;
 }
 
