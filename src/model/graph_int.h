@@ -1,4 +1,5 @@
-/* graph_int.h - a layer graph from the inside: its builder (graph.c), and programs that share its weights (part.c). */
+/* graph_int.h - a layer graph from the inside: its builder (graph.c), the model that it
+ * becomes (graph_model.c), and programs that share its weights (part.c). */
 #ifndef LR_MODEL_GRAPH_INT_H
 #define LR_MODEL_GRAPH_INT_H
 #include "model/graph.h"
@@ -53,6 +54,8 @@ void lr_graph__drop_weights(lr_graph *);
 /* The graph becomes its place's share. */
 int lr_graph__take_share(lr_graph *, lr_error *err);
 
+/* A finished graph's functions as a model (graph_model.c). */
+extern const lr_model_ops lr_graph__ops;
 /* The model as a graph; NULL if it is another kind. */
 lr_graph *lr_graph__of(lr_model *);
 
