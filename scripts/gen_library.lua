@@ -7,6 +7,8 @@
 -- A doc comment is the lines with three dashes over a function or a class. Options of calls are the tables that the
 -- library itself checks them with.
 
+local sorted_keys = require("llmrun.tables").sorted_keys
+
 local check = ... == "--check"
 local as_program = arg and arg[0] and arg[0]:find "gen_library" -- a spec loads it for its functions
 
@@ -141,13 +143,7 @@ end
 --- Classes of options: name -> { field = type }, from the tables that the library checks them with.
 function M.options()
     local model, session, sampler = require "llmrun.model", require "llmrun.session", require "llmrun.sampler"
-    local function joined(...)
-        local all = {}
-        for _, t in ipairs { ... } do
-            for k, v in pairs(t) do all[k] = v end
-        end
-        return all
-    end
+    local joined = require("llmrun.tables").merged
     return {
         ["llmrun.LoadOptions"] = joined(model.engine_options, model.load_options, { kv = "llmrun.KvOptions" }),
         ["llmrun.KvOptions"] = model.kv_options,
@@ -157,13 +153,6 @@ function M.options()
         ["llmrun.AgentOptions"] = joined(require("llmrun.agent").options,
             { model = "llmrun.Model", session = "llmrun.Session", gen = "llmrun.GenOptions" }),
     }
-end
-
-local function sorted_keys(t)
-    local keys = {}
-    for k in pairs(t) do keys[#keys + 1] = k end
-    table.sort(keys)
-    return keys
 end
 
 -- ---- stubs ----

@@ -1,6 +1,7 @@
 --- Names of models: where scripts/fetch_model puts the files.
 
 local core = require "llmrun.core"
+local tables = require "llmrun.tables"
 
 local M = {}
 
@@ -45,11 +46,8 @@ function M.find(name)
         if core.stat(path) then return path end
         return nil, ("model '%s' is not in %s; run scripts/fetch_model %s"):format(name, M.folder(), name), "not_found"
     end
-    local names = {}
-    for n in pairs(M.files) do names[#names + 1] = n end
-    table.sort(names)
-    return nil, ("no file '%s', and no model of that name (known: %s)"):format(name, table.concat(names, ", ")),
-        "not_found"
+    return nil, ("no file '%s', and no model of that name (known: %s)"):format(name,
+        table.concat(tables.sorted_keys(M.files), ", ")), "not_found"
 end
 
 return M

@@ -7,6 +7,7 @@
 --- With limits a line has so much processor time and memory, and can't wait: a loop for ever is ended.
 
 local core = require "llmrun.core"
+local tables = require "llmrun.tables"
 
 local M = {}
 
@@ -106,10 +107,8 @@ function Console:put(text)
 end
 
 function Console:help()
-    local names, lines = {}, {}
-    for name in pairs(self.commands) do names[#names + 1] = name end
-    table.sort(names)
-    for _, name in ipairs(names) do
+    local lines = {}
+    for _, name in ipairs(tables.sorted_keys(self.commands)) do
         local c = self.commands[name]
         lines[#lines + 1] = ("  %-24s %s"):format(name .. (c[3] and " " .. c[3] or ""), c[1])
     end

@@ -1,6 +1,7 @@
 --- Option tables with checked keys: a misspelt name or a wrong type is an error that names the call and what is valid.
 
 local errors = require "llmrun.errors"
+local tables = require "llmrun.tables"
 
 local M = {}
 
@@ -59,9 +60,7 @@ function M.check(call, opts, known, level)
     for k, v in pairs(opts) do
         local want = known[k]
         if not want then
-            local names = {}
-            for n in pairs(known) do names[#names + 1] = n end
-            table.sort(names)
+            local names = tables.sorted_keys(known)
             local hint = type(k) == "string" and M.closest(k, names)
             error(("%s: unknown option %s%s; valid: %s"):format(call, type(k) == "string" and "'" .. k .. "'" or
                 "[" .. tostring(k) .. "]", hint and (" (did you mean '" .. hint .. "'?)") or "",

@@ -6,6 +6,7 @@
 -- and everything with one dimension are left alone (or become F32, if they have 16 bits and one dimension).
 local core = require "llmrun.core"
 local errors = require "llmrun.errors"
+local tables = require "llmrun.tables"
 local to_gguf = require "llmrun.hf.to_gguf"
 
 local M = {}
@@ -24,10 +25,7 @@ local PLAIN = { F32 = true, F16 = true, BF16 = true }
 
 --- The names of types and mixes, sorted.
 function M.types()
-  local list = {}
-  for name in pairs(MIXES) do list[#list + 1] = name end
-  table.sort(list)
-  return list
+  return tables.sorted_keys(MIXES)
 end
 
 --- The mix of a name in any case ("q4_k_m"), or nil.

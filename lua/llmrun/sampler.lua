@@ -6,6 +6,7 @@ local errors = require "llmrun.errors"
 local options = require "llmrun.options"
 local core = require "llmrun.core"
 local more = require "llmrun.sampler.more"
+local tables = require "llmrun.tables"
 
 local M = {}
 
@@ -79,9 +80,7 @@ local function build_stage(i, s)
     if type(s) ~= "table" then fail(i, ("a name, a { name, ... } or a function expected, got %s"):format(type(s))) end
     local build = builders[s[1]]
     if not build then
-        local names = {}
-        for n in pairs(builders) do names[#names + 1] = n end
-        table.sort(names)
+        local names = tables.sorted_keys(builders)
         local close = type(s[1]) == "string" and options.closest(s[1], names)
         fail(i, ("unknown stage '%s'%s; valid: %s"):format(tostring(s[1]),
             close and " (did you mean '" .. close .. "'?)" or "", table.concat(names, ", ")))

@@ -51,7 +51,7 @@ end
 -- Code of the inside -------------------------------------------------------------------------------------------------
 
 local modules = { "llmrun.sandbox.inside", "llmrun.sandbox.stages", "llmrun.loop", "llmrun.branch", "llmrun.best",
-    "llmrun.errors", "llmrun.options", "llmrun.json" }
+    "llmrun.errors", "llmrun.options", "llmrun.tables", "llmrun.json" }
 
 local function module_text(name)
     local folder = os.getenv("LLMRUN_LUA")

@@ -14,6 +14,7 @@
 local errors = require "llmrun.errors"
 local options = require "llmrun.options"
 local runner = require "llmrun.runner"
+local tables = require "llmrun.tables"
 
 local M = {}
 
@@ -84,9 +85,7 @@ local function check(name, choices, o)
     options.check(CALL, o, select_options, 3)
     local method = o and o.method or "token_length_normalized"
     if not methods[method] then
-        local names = {}
-        for n in pairs(methods) do names[#names + 1] = n end
-        table.sort(names)
+        local names = tables.sorted_keys(methods)
         local close = options.closest(method, names)
         errors.raise(CALL, ("unknown method '%s'%s; valid: %s"):format(method,
             close and " (did you mean '" .. close .. "'?)" or "", table.concat(names, ", ")))

@@ -1,5 +1,7 @@
 --- GET /health and GET /metrics of a server.
 
+local tables = require "llmrun.tables"
+
 local M = {}
 
 local function health(server)
@@ -46,10 +48,7 @@ local function http_metrics(server)
     add("http_clients_gone_total", "counter", "Clients that left before their answer was complete", s.gone)
     add("http_slow_total", "counter", "Connections cut off because they were too slow", s.slow)
     lines[#lines + 1] = "# HELP llmrun:http_requests_total Requests answered\n# TYPE llmrun:http_requests_total counter"
-    local keys = {}
-    for key in pairs(server.counts) do keys[#keys + 1] = key end
-    table.sort(keys)
-    for _, key in ipairs(keys) do
+    for _, key in ipairs(tables.sorted_keys(server.counts)) do
         local route, status = key:match("^(.*)\0(%d+)$")
         lines[#lines + 1] = ('llmrun:http_requests_total{route="%s",status="%s"} %d'):format(quote(route), status,
             server.counts[key])

@@ -10,6 +10,7 @@
 
 local errors = require "llmrun.errors"
 local python = require "llmrun.tools.python"
+local tables = require "llmrun.tables"
 local template = require "llmrun.template"
 
 local M = {}
@@ -414,10 +415,8 @@ function M.format(call, what)
         return what
     end
     if not formats[what] then
-        local names = {}
-        for n in pairs(formats) do names[#names + 1] = n end
-        table.sort(names)
-        errors.raise(call, ("unknown format '%s'; valid: %s"):format(tostring(what), table.concat(names, ", ")))
+        errors.raise(call, ("unknown format '%s'; valid: %s"):format(tostring(what),
+            table.concat(tables.sorted_keys(formats), ", ")))
     end
     return formats[what]
 end

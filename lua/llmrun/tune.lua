@@ -20,6 +20,7 @@ local params = require "llmrun.policy.params"
 local policies = require "llmrun.policy"
 local random = require "llmrun.random"
 local statistics = require "llmrun.statistics"
+local tables = require "llmrun.tables"
 local sweep = require "llmrun.sweep"
 local traces = require "llmrun.traces"
 local workload = require "llmrun.workload"
@@ -40,10 +41,8 @@ local known = {
 
 --- What can be searched of the declared parameters, in order of their names: { name, kind, low, high | values }.
 local function space_of(declared, given)
-    local list, names = {}, {}
-    for name in pairs(declared) do names[#names + 1] = name end
-    table.sort(names)
-    for _, name in ipairs(names) do
+    local list = {}
+    for _, name in ipairs(tables.sorted_keys(declared)) do
         local p = declared[name]
         local low, high = (p.search or {})[1] or p.min, (p.search or {})[2] or p.max
         if given[name] ~= nil then -- luacheck: ignore 542

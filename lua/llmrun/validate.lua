@@ -3,6 +3,7 @@
 --- maxLength, anyOf. Other words are not looked at.
 
 local null = require("cjson").null
+local tables = require("llmrun.tables")
 
 local M = {}
 
@@ -48,10 +49,8 @@ local function check_object(schema, v, at, depth)
         local inner = properties[k]
         if inner == nil then inner = schema.additionalProperties end
         if inner == false then
-            local names = {}
-            for n in pairs(properties) do names[#names + 1] = n end
-            table.sort(names)
-            return nil, ("%s: unknown '%s'; known: %s"):format(at, k, table.concat(names, ", "))
+            return nil, ("%s: unknown '%s'; known: %s"):format(at, k,
+                table.concat(tables.sorted_keys(properties), ", "))
         elseif type(inner) == "table" then
             local value, why = check(inner, v[k], at .. "." .. k, depth + 1)
             if why then return nil, why end

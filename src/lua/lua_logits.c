@@ -385,17 +385,22 @@ static int logits_scale(lua_State *L)
     return 1;
 }
 
+/* An id, which goes to *one, or a list of them. */
+static const int32_t *check_one_or_ids(lua_State *L, int idx, const lr_logits *l, int32_t *one, size_t *n)
+{
+    if (lua_istable(L, idx)) return lr_lua_check_ids(L, idx, l->n_vocab, n);
+    *one = check_id(L, idx, l);
+    *n = 1;
+    return one;
+}
+
 /* l:mask(id | ids): these can't be drawn */
 static int logits_mask(lua_State *L)
 {
     lr_logits *l = lr_lua_check_logits(L, 1);
-    size_t n = 1;
+    size_t n;
     int32_t one;
-    const int32_t *ids = &one;
-    if (lua_istable(L, 2))
-        ids = lr_lua_check_ids(L, 2, l->n_vocab, &n);
-    else
-        one = check_id(L, 2, l);
+    const int32_t *ids = check_one_or_ids(L, 2, l, &one, &n);
     for (size_t i = 0; i < n; i++) {
         float *p = slot(l, ids[i]);
         if (p) *p = -INFINITY;
@@ -409,13 +414,9 @@ static int logits_mask(lua_State *L)
 static int logits_keep(lua_State *L)
 {
     lr_logits *l = lr_lua_check_logits(L, 1);
-    size_t n = 1;
+    size_t n;
     int32_t one;
-    const int32_t *ids = &one;
-    if (lua_istable(L, 2))
-        ids = lr_lua_check_ids(L, 2, l->n_vocab, &n);
-    else
-        one = check_id(L, 2, l);
+    const int32_t *ids = check_one_or_ids(L, 2, l, &one, &n);
     float *kept = lua_newuserdatauv(L, (n + 1) * sizeof *kept, 0), *x = l->n_cand < 0 ? l->x : l->cand;
     for (size_t i = 0; i < n; i++) kept[i] = value(l, ids[i]);
     for (int i = 0, m = count(l); i < m; i++) x[i] = -INFINITY;

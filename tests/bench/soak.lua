@@ -12,6 +12,7 @@ local core = require "llmrun.core"
 local json = require "llmrun.json"
 local llm = require "llmrun"
 local net = require "llmrun.net"
+local tables = require "llmrun.tables"
 local S = dofile "tests/spec/serve_support.lua"
 
 local M = {}
@@ -266,13 +267,6 @@ function M.run(o)
     return run
 end
 
-local function sorted(t)
-    local keys = {}
-    for k in pairs(t) do keys[#keys + 1] = k end
-    table.sort(keys)
-    return keys
-end
-
 local function main(seconds, model, clients, seed)
     local log = {}
     local run = M.run {
@@ -281,13 +275,13 @@ local function main(seconds, model, clients, seed)
     }
     print(("%s, %d clients, %.0f s, seed %s"):format(model or "scripted", clients or 12, run.seconds, seed or 1))
     print "\n| what clients got | times |\n|---|---|"
-    for _, k in ipairs(sorted(run.answers)) do print(("| %s | %d |"):format(k, run.answers[k])) end
+    for _, k in ipairs(tables.sorted_keys(run.answers)) do print(("| %s | %d |"):format(k, run.answers[k])) end
     print "\n| faults | times |\n|---|---|"
-    for _, k in ipairs(sorted(run.did)) do print(("| %s | %d |"):format(k, run.did[k])) end
+    for _, k in ipairs(tables.sorted_keys(run.did)) do print(("| %s | %d |"):format(k, run.did[k])) end
     print(("\nwrong answers: %d; left behind: %s; resident memory: %+.1f MB"):format(#run.wrong,
         #run.left == 0 and "nothing" or table.concat(run.left, ", "), run.memory / 1e6))
     for i = 1, math.min(5, #run.wrong) do print(run.wrong[i]) end
-    for _, k in ipairs(sorted(log)) do print(("\nlog, %d times: %s"):format(log[k], k)) end
+    for _, k in ipairs(tables.sorted_keys(log)) do print(("\nlog, %d times: %s"):format(log[k], k)) end
     return (#run.wrong == 0 and #run.left == 0) and 0 or 1
 end
 

@@ -4,6 +4,7 @@ local core = require "llmrun.core"
 local llm = require "llmrun"
 local sampler = require "llmrun.sandbox.sampler"
 local sandbox = require "llmrun.sandbox"
+local tables = require "llmrun.tables"
 
 local SECONDS, MEMORY, STEPS = 0.02, 4 << 20, 100000
 local slow = os.getenv "LLMRUN_TEST_SANITIZE" and 20 or 1
@@ -191,18 +192,11 @@ local function stage(m, body, at_once)
     return nil, made.failure or tostring(e), "script"
 end
 
-local function sorted(t)
-    local names = {}
-    for k in pairs(t) do names[#names + 1] = k end
-    table.sort(names)
-    return names
-end
-
 describe("what a script must not reach:", function()
     local m
     setup(function() m = model() end)
     teardown(function() m:close() end)
-    for _, name in ipairs(sorted(reach)) do
+    for _, name in ipairs(tables.sorted_keys(reach)) do
         it(name, function()
             local got, err = program(reach[name])
             assert.is_nil(err, err)
@@ -229,7 +223,7 @@ describe("what must end within its limits:", function()
         assert.is_true(taken < 2 * slow, ("it took %.1f s"):format(taken))
     end
 
-    for _, name in ipairs(sorted(bounded)) do
+    for _, name in ipairs(tables.sorted_keys(bounded)) do
         it(name, function()
             local before = core.memory()
             ends(function() return program(bounded[name]) end)

@@ -3,6 +3,7 @@
 local args = require "llmrun.cli.args"
 local common = require "llmrun.cli.common"
 local errors = require "llmrun.errors"
+local tables = require "llmrun.tables"
 
 local M = {
     summary = "runs a policy on a trace with a simulated fleet",
@@ -75,9 +76,7 @@ local function show(r)
     if r.deadlines then
         print(("deadlines met by %.1f %% of %d"):format(100 * r.deadlines.met, r.deadlines.requests))
     end
-    local names = {}
-    for name in pairs(r.tenants) do names[#names + 1] = name end
-    table.sort(names)
+    local names = tables.sorted_keys(r.tenants)
     if #names > 1 and #names <= 50 then
         print(("%-16s %9s %8s %12s %12s %14s"):format("tenant", "requests", "share", "TTFT p50 ms", "TTFT p99 ms",
             "work a second"))

@@ -7,6 +7,7 @@ local options = require "llmrun.options"
 local formats = require "llmrun.grammar.formats"
 local refs = require "llmrun.grammar.refs"
 local refuse = require "llmrun.grammar.refuse"
+local tables = require "llmrun.tables"
 
 local M = {} -- methods
 local raise, at_of = refuse.raise, refs.at
@@ -46,9 +47,7 @@ local function canonical(v)
         for i, x in ipairs(v) do out[i] = canonical(x) end
         return "[" .. table.concat(out, ",") .. "]"
     end
-    local keys = {}
-    for k in pairs(v) do keys[#keys + 1] = k end
-    table.sort(keys)
+    local keys = tables.sorted_keys(v)
     for i, k in ipairs(keys) do out[i] = ("%q"):format(k) .. ":" .. canonical(v[k]) end
     return "{" .. table.concat(out, ",") .. "}"
 end

@@ -6,6 +6,7 @@
 local config = require "llmrun.hf.config"
 local core = require "llmrun.core"
 local json = require "llmrun.json"
+local tables = require "llmrun.tables"
 local weights = require "llmrun.hf.weights"
 
 local M = {}
@@ -71,10 +72,7 @@ end
 local function check_index(files, map)
     local there = {}
     for _, t in ipairs(files:tensors()) do there[t.name] = t.file:match("[^/]+$") end
-    local names = {}
-    for name in pairs(map) do names[#names + 1] = name end
-    table.sort(names)
-    for _, name in ipairs(names) do
+    for _, name in ipairs(tables.sorted_keys(map)) do
         if there[name] ~= map[name] then
             fail("format", "model.safetensors.index.json: tensor '%s' is to be in %s, but %s", name, map[name],
                 there[name] and "is in " .. there[name] or "no file has it")

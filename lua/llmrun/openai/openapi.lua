@@ -2,6 +2,7 @@
 --- checked against. null is allowed wherever a field is optional, and counts as absent.
 
 local json = require "llmrun.json"
+local merged = require("llmrun.tables").merged
 
 local M = {}
 
@@ -43,14 +44,6 @@ local function object(needed, optional, more)
     if #required > 0 then s.required = required end
     for k, v in pairs(more or {}) do s[k] = v end
     return s
-end
-
-local function merged(...)
-    local all = {}
-    for _, t in ipairs { ... } do
-        for k, v in pairs(t) do all[k] = v end
-    end
-    return all
 end
 
 local str, bool, number = { type = "string" }, { type = "boolean" }, { type = "number" }

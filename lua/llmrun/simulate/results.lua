@@ -101,6 +101,7 @@ function Results:sample(at, running, waiting, used, total)
 end
 
 local quantile = require("llmrun.statistics").quantile
+local tables = require("llmrun.tables")
 
 --- { mean, p50, p90, p99, max } of a list of seconds, which is sorted.
 local function summary(list)
@@ -122,17 +123,10 @@ local function jain(list)
     return squares > 0 and sum * sum / (#list * squares) or 1
 end
 
-local function sorted_keys(t)
-    local keys = {}
-    for k in pairs(t) do keys[#keys + 1] = k end
-    table.sort(keys)
-    return keys
-end
-
 function Results:of_tenants()
     local out, rates, all = {}, {}, 0
     for _, t in pairs(self.tenants) do all = all + t.work end
-    for _, name in ipairs(sorted_keys(self.tenants)) do
+    for _, name in ipairs(tables.sorted_keys(self.tenants)) do
         local t = self.tenants[name]
         if t.busy > 0 then rates[#rates + 1] = t.work / t.busy end
         out[name] = {

@@ -3,6 +3,7 @@
 local report = require "llmrun.report"
 local statistics = require "llmrun.statistics"
 local sweep = require "llmrun.sweep"
+local tables = require "llmrun.tables"
 
 local M = {}
 
@@ -32,10 +33,10 @@ local function facts(setup)
         if setup[name] then out[#out + 1] = { name, ("%d"):format(setup[name]) } end
     end
     for _, group in ipairs { "engine", "slo" } do
-        local parts, keys = {}, {}
-        for k in pairs(setup[group] or {}) do keys[#keys + 1] = k end
-        table.sort(keys)
-        for i, k in ipairs(keys) do parts[i] = ("%s %s"):format(k, tostring(setup[group][k])) end
+        local parts = {}
+        for i, k in ipairs(tables.sorted_keys(setup[group])) do
+            parts[i] = ("%s %s"):format(k, tostring(setup[group][k]))
+        end
         if #parts > 0 then
             out[#out + 1] = { group == "slo" and "SLO, seconds" or group, table.concat(parts, ", ") }
         end
@@ -270,14 +271,14 @@ function M.html(s, about)
     local keys = sweep.there(s, { "ttft_p50", "ttft_p90", "ttft_p99", "tpot_mean", "tpot_p99", "e2e_p50", "e2e_p99",
         "tokens_per_s", "goodput", "goodput_per_s", "deadlines", "fairness", "kv_mean", "kv_peak", "hit_rate",
         "preemptions", "failed" })
-    local tables = {}
-    for l in ipairs(s.setup.loads) do tables[l] = load_table(s, l, keys) end
+    local of_loads = {}
+    for l in ipairs(s.setup.loads) do of_loads[l] = load_table(s, l, keys) end
     add("Latency", plots(s, { "ttft_p50", "ttft_p90", "ttft_p99", "tpot_p50", "tpot_p90", "tpot_p99", "e2e_p50",
         "e2e_p99" }, true))
     add("Service", plots(s, { "goodput", "goodput_per_s", "deadlines", "fairness", "tokens_per_s", "kv_mean", "kv_peak",
         "hit_rate" }))
     add("Tenants", tenants(s))
-    add("Tables", table.concat(tables))
+    add("Tables", table.concat(of_loads))
     if #s.setup.policies > 1 and s.setup.seeds > 1 then
         add("Differences", report.text("Each seed's trace is the same for all policies, so the differences are taken "
             .. "seed by seed; better or worse where the interval does not hold zero."), differences(s, sweep.there(s,

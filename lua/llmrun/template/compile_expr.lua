@@ -73,31 +73,21 @@ function compile.name(scope, node)
     return scope:getter(node.id)
 end
 
-function compile.list(scope, node)
-    local items, n = values(scope, node.items)
-    local mt = value.List
-    return function(f)
-        local t = {}
-        charge(6 + n)
-        for i = 1, n do
-            t[i] = items[i](f)
+local function sequence(mt)
+    return function(scope, node)
+        local items, n = values(scope, node.items)
+        return function(f)
+            local t = {}
+            charge(6 + n)
+            for i = 1, n do
+                t[i] = items[i](f)
+            end
+            return setmetatable(t, mt)
         end
-        return setmetatable(t, mt)
     end
 end
 
-function compile.tuple(scope, node)
-    local items, n = values(scope, node.items)
-    local mt = value.Tuple
-    return function(f)
-        local t = {}
-        charge(6 + n)
-        for i = 1, n do
-            t[i] = items[i](f)
-        end
-        return setmetatable(t, mt)
-    end
-end
+compile.list, compile.tuple = sequence(value.List), sequence(value.Tuple)
 
 function compile.dict(scope, node)
     local keys, n = values(scope, node.keys)

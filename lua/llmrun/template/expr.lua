@@ -141,27 +141,21 @@ function Parser:expression(no_if)
     return e
 end
 
-function Parser:parse_or()
-    local a = self:parse_and()
-    while self:is_name "or" do
-        local pos = self.pos[self.i]
-        self.i = self.i + 1
-        local b = self:parse_and()
-        a = node({ k = "or", pos = pos, a = a, b = b }, a, b)
+-- A chain of "and" or of "or", from the left; part: the method that reads what stands between.
+local function chain(word, part)
+    return function(self)
+        local a = self[part](self)
+        while self:is_name(word) do
+            local pos = self.pos[self.i]
+            self.i = self.i + 1
+            local b = self[part](self)
+            a = node({ k = word, pos = pos, a = a, b = b }, a, b)
+        end
+        return a
     end
-    return a
 end
 
-function Parser:parse_and()
-    local a = self:parse_not()
-    while self:is_name "and" do
-        local pos = self.pos[self.i]
-        self.i = self.i + 1
-        local b = self:parse_not()
-        a = node({ k = "and", pos = pos, a = a, b = b }, a, b)
-    end
-    return a
-end
+Parser.parse_or, Parser.parse_and = chain("or", "parse_and"), chain("and", "parse_not")
 
 function Parser:parse_not()
     local pos, count = self.pos[self.i], 0
