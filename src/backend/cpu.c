@@ -52,7 +52,7 @@ static int prepare_linear(cpu_backend *be, lr_weight *w, lr_error *err)
     int n_strips = (w->n + LR_STRIP - 1) / LR_STRIP;
     w->mat_bytes = strip * (size_t)n_strips;
     n_strips *= w->n_mats;
-    if (!lr_mul(strip, (size_t)n_strips, &total) || !(w->packed = lr_alloc_aligned(total)))
+    if (!lr_mul(strip, (size_t)n_strips, &total) || !(w->packed = lr_slab_alloc(&be->slabs, total)))
         return lr_fail(err, LR_ENOMEM, "no memory for %d x %d x %d packed weights", w->n_mats, w->n, w->k);
     w->bytes = total;
     pack_job job = {.w = w, .n_strips = n_strips};
@@ -77,7 +77,7 @@ static void cpu_weight_free(lr_backend *b, lr_weight *w)
 {
     if (!w) return;
     self(b)->bytes_weights -= w->bytes;
-    lr_free_aligned(w->packed);
+    lr_slab_free(&self(b)->slabs, w->packed, w->bytes);
     lr_free_aligned(w->vec);
     lr_free(w);
 }

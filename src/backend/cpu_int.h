@@ -12,6 +12,7 @@
 #define LR_BACKEND_CPU_INT_H
 #include "backend/backend.h"
 #include "base/pool.h"
+#include "base/slab.h"
 #include "cpu/cpu.h"
 #include <stdatomic.h>
 
@@ -22,6 +23,7 @@ typedef struct cpu_backend {
     bool exact, bf16; /* LR_COMPUTE_F32, LR_COMPUTE_BF16 */
     bool fine;        /* activations of 11 bits, or 14 */
     int observed;     /* weights with `seen` */
+    lr_slab *slabs;   /* packed weights */
     size_t bytes_weights, bytes_kv, bytes_work;
     char text[128];
 } cpu_backend;

@@ -51,8 +51,9 @@ void *lr_alloc_aligned(size_t n)
     total &= ~(size_t)63;
     if (total < HUGE_FROM) return aligned_alloc(64, total ? total : 64);
     /* large blocks lie in huge pages where the system has them: weights are read from end to end at every token */
-    size_t huge = (total + HUGE_PAGE - 1) & ~(size_t)(HUGE_PAGE - 1);
-    void *p = aligned_alloc(HUGE_PAGE, huge);
+    size_t huge;
+    if (!lr_add(total, HUGE_PAGE - 1, &huge)) return NULL;
+    void *p = aligned_alloc(HUGE_PAGE, huge & ~(size_t)(HUGE_PAGE - 1));
     if (p) madvise(p, total & ~(size_t)(HUGE_PAGE - 1), MADV_HUGEPAGE);
     return p;
 }

@@ -4,8 +4,9 @@
  *
  * Fields: gops (2 m n k operations over the best time, processor time of the slowest thread), gbs (packed bytes over
  * the best time), with -c MiB the weights are copies that together take that much memory, each call using the next one,
- * so that they come from memory and not from a cache. First come the machine's own figures: streaming read, vpdpbusd
- * and AMX int8 peaks of all threads.
+ * so that they come from memory and not from a cache. Then a plain read of the same bytes takes turns with the
+ * products, copy after copy: read_gbs, and share, the median of the rounds' ratios (gbs: of the median round). First
+ * come the machine's own figures: vpdpbusd and AMX int8 peaks of all threads.
  */
 #define _GNU_SOURCE
 #include "base/mem.h"
@@ -102,6 +103,11 @@ static double best_of(int repeats, job_fn *fn, void *arg)
 
 /* ---- the machine's own figures ---- */
 
+typedef struct read_job {
+    const char *p;
+    size_t n;
+} read_job;
+
 #if defined(__x86_64__)
 enum { PEAK_STEPS = 4000000 };
 
@@ -144,11 +150,6 @@ __attribute__((target("amx-tile,amx-int8"))) static void amx_job(void *arg, int 
     _tile_release();
 }
 
-typedef struct read_job {
-    const char *p;
-    size_t n;
-} read_job;
-
 __attribute__((target("avx512f"))) static void read_part(void *arg, int thread, int n)
 {
     const read_job *j = arg;
@@ -156,7 +157,7 @@ __attribute__((target("avx512f"))) static void read_part(void *arg, int thread, 
     const char *p = j->p + part * (size_t)thread;
     __m512i a = _mm512_setzero_si512(), b = a, c = a, d = a;
     for (size_t i = 0; i < part; i += 256) {
-        for (size_t l = 0; l < 256; l += 64) _mm_prefetch(p + i + 4096 + l, _MM_HINT_T0);
+        for (size_t l = 0; l < 256; l += 64) _mm_prefetch(p + i + 32768 + l, _MM_HINT_T1); /* as limits.c */
         a = _mm512_xor_si512(a, _mm512_loadu_si512(p + i));
         b = _mm512_xor_si512(b, _mm512_loadu_si512(p + i + 64));
         c = _mm512_xor_si512(c, _mm512_loadu_si512(p + i + 128));
@@ -166,7 +167,7 @@ __attribute__((target("avx512f"))) static void read_part(void *arg, int thread, 
     __asm__ volatile("" ::"v"(s));
 }
 
-static void machine(size_t cold)
+static void machine(void)
 {
     if (lr_cpu_table("avx512"))
         printf("{\"peak\":\"vpdpbusd\",\"threads\":%d,\"gops\":%.0f}\n", team.n,
@@ -174,17 +175,16 @@ static void machine(size_t cold)
     if (lr_cpu_table("amx"))
         printf("{\"peak\":\"amx int8\",\"threads\":%d,\"gops\":%.0f}\n", team.n,
                32768e-9 * PEAK_STEPS / 10 * team.n / best_of(20, amx_job, NULL));
-    if (!cold || !lr_cpu_table("avx512")) return;
-    read_job j = {mmap(NULL, cold, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0), cold};
-    if (j.p == MAP_FAILED) return;
-    madvise((void *)j.p, cold, MADV_HUGEPAGE);
-    memset((void *)j.p, 1, cold);
-    printf("{\"peak\":\"read\",\"threads\":%d,\"mib\":%zu,\"gbs\":%.1f}\n", team.n, cold >> 20,
-           1e-9 * (double)cold / best_of(8, read_part, &j));
-    munmap((void *)j.p, cold);
 }
 #else
-static void machine(size_t cold) { (void)cold; }
+static void machine(void) {}
+
+static void read_part(void *arg, int thread, int n)
+{
+    (void)arg;
+    (void)thread;
+    (void)n;
+}
 #endif
 
 /* ---- the product ---- */
@@ -237,11 +237,63 @@ static char *weights_new(int type, int k, int n, size_t copies, lr_gemm_w *w, si
     return p;
 }
 
+static int ascending(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *x, int n)
+{
+    qsort(x, (size_t)n, sizeof *x, ascending);
+    return x[n / 2];
+}
+
+/* From memory, in turns with a plain read of the same copy: seconds of a product, median of the rounds. */
+static double cold_rounds(const options *o, gemm_job *j, char *base, size_t bytes, size_t copies, double *share,
+                          double *read_gbs)
+{
+    enum { MOST = 64 };
+    double product[MOST], read[MOST], ratio[MOST], total = 0;
+    int n = 0;
+    for (; n < 3 || (total < 0.3 * o->repeats && n < MOST); n++) {
+        double p = 0, r = 0;
+        for (size_t i = 0; i < copies; i++) { /* halves: what one reads is not what the other left in a cache */
+            const size_t other = (i + copies / 2) % copies;
+            j->w.data = base + i * bytes;
+            read_job rj = {base + other * bytes, bytes};
+            p += team_run(gemm_part, j);
+            r += team_run(read_part, &rj);
+        }
+        product[n] = p / (double)copies;
+        read[n] = r / (double)copies;
+        ratio[n] = r / p;
+        total += p + r;
+    }
+    *share = median(ratio, n);
+    *read_gbs = 1e-9 * (double)bytes / median(read, n);
+    return median(product, n);
+}
+
+/* The same weights again and again: the best time. */
+static double warm(const options *o, gemm_job *j)
+{
+    double best = 1e9, total = 0;
+    for (int calls = 0; calls < 3 || (total < 0.15 * o->repeats && calls < 100000); calls++) {
+        const double s = team_run(gemm_part, j);
+        total += s;
+        best = s < best ? s : best;
+    }
+    return best;
+}
+
 static void bench(const options *o, const lr_cpu_kernels *t, int type, int k, int n, int m)
 {
     gemm_job j = {.t = t, .m = m};
-    size_t bytes, one = (size_t)n * (size_t)k; /* about */
-    size_t copies = o->cold / one > 1 ? o->cold / one : 1;
+    size_t bytes, one = (size_t)n * (size_t)k;
+    const size_t packed = lr_pack_strip_bytes(type, k) * (((size_t)n + LR_STRIP - 1) / LR_STRIP);
+    size_t copies = o->cold / (packed ? packed : one);
+    if (copies < 1) copies = 1;
     char *base = weights_new(type, k, n, copies, &j.w, &bytes);
     const size_t cells = (size_t)m * (size_t)k;
     const size_t area = cells * 4 + cells * 2 + cells * 2 + (size_t)m * (size_t)n * 4 + 4096;
@@ -263,27 +315,13 @@ static void bench(const options *o, const lr_cpu_kernels *t, int type, int k, in
     double tq = now();
     t->quantize(x, (size_t)k, m, j.qa, 0, k);
     tq = now() - tq;
-    double best = 1e9, total = 0, sum = 0;
-    int calls = 0;
-    for (size_t i = 0; calls < 3 || (total < 0.15 * o->repeats && calls < 100000); i++, calls++) {
-        j.w.data = base + i % copies * bytes;
-        double s = team_run(gemm_part, &j);
-        total += s;
-        if (copies > 1) { /* from memory: the mean of a whole round counts */
-            sum += s;
-            if (i % copies == copies - 1) {
-                if (sum / (double)copies < best) best = sum / (double)copies;
-                sum = 0;
-            }
-        } else if (s < best)
-            best = s;
-    }
-    if (best > 1e8) best = total / calls;
+    double share = 0, read = 0,
+           best = copies > 1 ? cold_rounds(o, &j, base, bytes, copies, &share, &read) : warm(o, &j);
     printf("{\"isa\":\"%s\",\"bits\":%d,\"type\":\"%s\",\"k\":%d,\"n\":%d,\"m\":%d,\"threads\":%d,\"us\":%.1f,\"gops\":"
            "%.0f,"
-           "\"gbs\":%.1f,\"quantize_us\":%.1f}\n",
+           "\"gbs\":%.1f,\"read_gbs\":%.1f,\"share\":%.2f,\"quantize_us\":%.1f}\n",
            t->name, o->bits, lr_dtype_name(type), k, n, m, team.n, best * 1e6, 2e-9 * (double)m * (double)one / best,
-           1e-9 * (double)bytes / best, tq * 1e6);
+           1e-9 * (double)bytes / best, read, share, tq * 1e6);
     fflush(stdout);
     big_free(base, bytes * copies);
     big_free(mem, area);
@@ -341,7 +379,7 @@ int main(int argc, char **argv)
     if (o.bits != 8 && !((o.bits == 11 || o.bits == 14) && t->fine) && !(o.bits == 16 && t->bf16))
         return fprintf(stderr, "the table has no rows of %d bits\n", o.bits), 2;
     team_start(o.threads);
-    machine(o.cold);
+    machine();
     char *types = lr_strdup(o.types), *save;
     for (char *q = strtok_r(types, ",", &save); q; q = strtok_r(NULL, ",", &save)) {
         char *shapes = lr_strdup(o.shapes), *save2;
