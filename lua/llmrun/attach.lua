@@ -15,6 +15,7 @@ local console = require "llmrun.console"
 local core = require "llmrun.core"
 local errors = require "llmrun.errors"
 local loop = require "llmrun.loop"
+local model_class = require "llmrun.model"
 local policy = require "llmrun.policy"
 local views = require "llmrun.views"
 
@@ -73,7 +74,7 @@ end
 local function only(self)
     if self.model and self.model.closed then self.model = nil end
     self.model = self.model or model_list(self)[1]
-    if not self.model then error("there is no model yet", 0) end
+    if not self.model then console.fail "there is no model yet" end
     return self.model
 end
 
@@ -101,7 +102,7 @@ end }
 commands.look = { "looks at another model", function(self, rest)
     local m = model_list(self)[math.tointeger(tonumber(rest)) or 0]
     for _, other in ipairs(model_list(self)) do m = m or (other.info.name == rest and other) end
-    if not m then error(("no model '%s'; models lists them"):format(rest), 0) end
+    if not m then console.fail("no model '%s'; models lists them", rest) end
     self.model, self.console.env.model = m, m
     return "looking at " .. m.info.name
 end, "N|NAME" }
@@ -127,7 +128,7 @@ commands.try = { "lets a policy decide in the shadow (off: ends that)", function
         m.shadow:stop()
         return text
     end
-    if rest == "" then error("try POLICY: a name or a file expected", 0) end
+    if rest == "" then console.fail "try POLICY: a name or a file expected" end
     return require("llmrun.shadow").start(m, rest).name .. " decides in the shadow; shadow tells what differs"
 end, "POLICY|off" }
 
@@ -140,7 +141,9 @@ commands.switch = { "puts a policy in charge (none named: the one in the shadow)
     local m = only(self)
     local what = rest
     if rest == "" then
-        if not m.shadow then error("switch POLICY: a name or a file expected, since nothing is in the shadow", 0) end
+        if not m.shadow then
+            console.fail "switch POLICY: a name or a file expected, since nothing is in the shadow"
+        end
         what = m.shadow.policy
     end
     local before = in_charge(m)
@@ -156,11 +159,15 @@ commands.back = { "puts the policy before in charge again", function(self)
     local m = only(self)
     local stack = self.before[m] or {}
     local charge = stack[#stack]
-    if not charge then error("nothing was switched", 0) end
+    if not charge then console.fail "nothing was switched" end
     back_to(m, charge)
     stack[#stack] = nil
     return name_of(charge) .. " decides again"
 end }
+
+for _, name in ipairs { "quit", "exit" } do
+    commands[name] = { "ends the console (as Ctrl-D does); the program goes on", function(self) self.ends = true end }
+end
 
 -- Clients -------------------------------------------------------------------------------------------------------------
 
@@ -192,7 +199,9 @@ function Client:take_line()
     end
     local line = self.got:sub(5, 4 + n)
     self.got = self.got:sub(5 + n)
+    model_class.kept = "a line of the console can't close a model, which the program uses"
     local text, ok = self.console:eval(line)
+    model_class.kept = nil
     self:answer((ok and "+" or "!") .. text)
     return true
 end

@@ -8,6 +8,7 @@
 
 local core = require "llmrun.core"
 local tables = require "llmrun.tables"
+local errors = require "llmrun.errors"
 
 local M = {}
 
@@ -68,6 +69,11 @@ local function show(v, indent, level, seen)
     return "{\n" .. inner .. table.concat(items, ",\n" .. inner) .. "\n" .. indent .. "}"
 end
 
+--- Raises what is the asker's mistake: a text without a traceback.
+function M.fail(text, ...)
+    error(setmetatable({ message = text:format(...), code = "invalid" }, errors.Error), 0)
+end
+
 --- A value as text for people.
 function M.show(v) return show(v, "", 1, {}) end
 
@@ -91,6 +97,10 @@ function M.new(opts)
         getmetatable = function(v) -- that of strings is the whole program's: a copy
             local m = getmetatable(v)
             return type(v) == "string" and { __index = m.__index } or m
+        end,
+        setmetatable = function(t, m) -- no limit reaches a finalizer
+            if type(m) == "table" and rawget(m, "__gc") ~= nil then M.fail "a line of the console can't set __gc" end
+            return setmetatable(t, m)
         end,
     }, { __index = function(_, key)
         if not hidden[key] then return _G[key] end

@@ -13,10 +13,8 @@ local function script_of(arch, opts)
   local want = opts.arch or ALIAS[arch] or arch
   if type(want) == "function" then return want end
   if want:find("[/.]lua$") or want:find("/", 1, true) then
-    local f, err = loadfile(want, "t")
-    if not f then return nil, ("architecture script: %s"):format(err) end
-    local ok, script = pcall(f)
-    if not ok then return nil, ("architecture script %s: %s"):format(want, script) end
+    local script, err = require("llmrun.userfile").load(want)
+    if err then return nil, ("architecture script: %s"):format(err) end
     if type(script) ~= "function" then
       return nil, ("architecture script %s must return a function(g, hp)"):format(want)
     end

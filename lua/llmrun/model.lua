@@ -25,6 +25,10 @@ M.engine_options = {
     prompt_rows = "integer", preempt = "string", swap_bytes = "integer", max_pinned = "integer", patience = "integer",
     kv = "table", template = "string|function", policy = "table|function|string", speculate = spec.type,
 }
+--- While this is a text, no model can be closed, for that reason.
+---@type string?
+M.kept = nil
+
 --- Models that are open; may hold some that nobody uses any more.
 M.open = setmetatable({}, { __mode = "k" })
 local n_made = 0
@@ -281,6 +285,7 @@ end
 --- Ends its requests, frees its memory; its sessions are dead then.
 function Model:close()
     if self.closed then return end
+    if M.kept then errors.raise("model:close", M.kept, "state") end
     self.closed = true
     M.open[self] = nil
     anchors.drop(self)

@@ -36,13 +36,15 @@
 --- steady = true in a policy says: where nothing waits and all that run draw tokens, schedule gives each its row, in
 --- order, and skipping that changes nothing. Simulations (simulate.lua) then leave such steps out, and run faster.
 ---
---- Hooks can't wait, and have limits of time and memory. The first failure of each hook is logged with a traceback;
+--- Hooks can't wait, and have limits of time and memory; so has the file, and the function that makes the policy
+--- (userfile.lua). The first failure of each hook is logged with a traceback;
 --- after several in a row the policy is set aside.
 
 local core = require "llmrun.core"
 local loop = require "llmrun.loop"
 local options = require "llmrun.options"
 local params = require "llmrun.policy.params"
+local userfile = require "llmrun.userfile"
 require "llmrun.policy.serve"
 
 local M = {}
@@ -60,10 +62,8 @@ M.log = function(text) io.stderr:write("llmrun: ", text, "\n") end
 M.limits = { seconds = 0.05, memory = 64 << 20, failures = 8 }
 
 local function load_file(path)
-    local chunk, err = loadfile(path, "t")
-    if not chunk then return nil, err end
-    local ok, result = xpcall(chunk, debug.traceback, path)
-    if not ok then return nil, result end
+    local result, err = userfile.load(path)
+    if err then return nil, err end
     if type(result) ~= "table" and type(result) ~= "function" then
         return nil, ("%s: a policy (table) or a function that makes one expected, got %s"):format(path, type(result))
     end
@@ -154,7 +154,7 @@ function M.load(what, opts)
             given, err = params.complete(known, given)
             if not given then return nil, err end
         end
-        local ok, made = xpcall(make, debug.traceback, given)
+        local ok, made = userfile.call(make, given)
         if not ok then return nil, made end
         if type(made) ~= "table" then return nil, "the function made no policy (table) but " .. type(made) end
         policy = made

@@ -6,6 +6,11 @@ local M = {}
 
 local function health(server)
     if server.ending then return { status = "ending" }, 503 end
+    for _, model in ipairs(server.models) do
+        if model.closed then
+            return { status = "failed", reason = ("the model '%s' is closed"):format(server.names[model]) }, 503
+        end
+    end
     return { status = "ok" }
 end
 
@@ -61,8 +66,8 @@ function M.add(server)
     server.routes:add("GET /health", function() return health(server) end)
     server.routes:add("GET /metrics", function(_, res)
         local texts = {}
-        for i, model in ipairs(server.models) do
-            texts[i] = (assert(model.engine:prometheus(server.names[model])))
+        for _, model in ipairs(server.models) do
+            texts[#texts + 1] = not model.closed and (assert(model.engine:prometheus(server.names[model]))) or nil
         end
         texts[#texts + 1] = http_metrics(server)
         res:answer(200, merge(texts), "text/plain; version=0.0.4; charset=utf-8")

@@ -7,8 +7,9 @@
  * that neither a pcall in a loop swallows it nor a loop that has its work done by one coroutine after the other. The
  * signal comes again until the call has ended. A call inside a call is one of its own
  * for the watchdog, with what is left of the outer one's time if that is less; the outer one goes on with the rest. Not
- * stopped: C functions (string.find and the like), finalizers and message handlers, where Lua calls no hooks. A call
- * with a hard limit is preempted instead when its time is up, where it can yield, and goes on when it is called again.
+ * stopped: C functions and finalizers, where Lua calls no hooks; C functions that can go on and on look at the time
+ * themselves (lr_lua_check_time, lua_bounded.c). A call with a hard limit is preempted instead when its time is up,
+ * where it can yield, and goes on when it is called again.
  *
  * Memory. Lua's allocator counts; inside a limited call, growth over the limit is refused, upon which Lua collects
  * garbage and, if that is not enough, raises "not enough memory".
@@ -98,6 +99,28 @@ static bool is_ours(lua_State *L, lua_Debug *ar)
     return lua_getinfo(L, "S", ar) && strncmp(ar->source, "@lua/llmrun/", 12) == 0;
 }
 
+/* level: of the function that is named, as for luaL_where. */
+static void raise_late(lua_State *L, int level)
+{
+    int ms = (int)((watch.hard_at ? watch.hard : atomic_load(&watch.budget)) / 1000000);
+    luaL_where(L, level);
+    lua_pushfstring(L, "over the time limit%s: %d ms of processor time", watch.hard_at ? "" : " of a hook", ms);
+    lua_concat(L, 2);
+    lua_error(L);
+}
+
+bool lr_lua_limited(void) { return atomic_load_explicit(&watch.call, memory_order_relaxed) & 1; }
+
+bool lr_lua_is_late(void)
+{
+    return time_is_up() && !watch.held && (!watch.hard_at || clock_ns(CLOCK_THREAD_CPUTIME_ID) >= watch.hard_at);
+}
+
+void lr_lua_check_time(lua_State *L)
+{
+    if (lr_lua_is_late()) raise_late(L, 1);
+}
+
 static void time_hook(lua_State *L, lua_Debug *ar)
 {
     if (!time_is_up()) { /* left over from a call that has ended */
@@ -109,9 +132,7 @@ static void time_hook(lua_State *L, lua_Debug *ar)
             lr_lua_preempt(L);
         return;
     }
-    if (watch.hard_at) luaL_error(L, "over the time limit: %d ms of processor time", (int)(watch.hard / 1000000));
-    luaL_error(L, "over the time limit of a hook: %d ms of processor time",
-               (int)(atomic_load(&watch.budget) / 1000000));
+    raise_late(L, 0);
 }
 
 static void arm(lua_State *L)

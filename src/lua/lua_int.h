@@ -96,6 +96,11 @@ int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_l
 /* What a function of a trusted program may take when it is called inside a step of the engine, where it keeps all
  * others waiting: a stage of a sampler, the `next` of a scripted model. */
 extern const lr_lua_limits lr_lua_step_limits;
+/* A time limit hangs over what runs now; its time is over. */
+bool lr_lua_limited(void);
+bool lr_lua_is_late(void);
+/* For loops in C: raises if the time of the limited call is over. */
+void lr_lua_check_time(lua_State *L);
 /* Nothing is stopped for its time while this is on: for reporting what was stopped. */
 void lr_lua_hold_time(bool on);
 
@@ -123,6 +128,7 @@ void lr_lua_open_look(lua_State *L);
 void lr_lua_open_curl(lua_State *L);
 void lr_lua_open_exec(lua_State *L);
 void lr_lua_open_pattern(lua_State *L);
+void lr_lua_open_bounded(lua_State *L);
 void lr_lua_open_sandbox(lua_State *L);
 void lr_lua_open_spec(lua_State *L);
 void lr_lua_open_dist(lua_State *L);

@@ -1,7 +1,8 @@
 /* lua_pattern.c - string.find, match, gmatch and gsub as the Lua manual defines them (6.4.1), with a limit on the work.
  *
  * Lua's own ones can run for hours on a short text, and no hook stops a C function. Here each call has so many steps (a
- * step: one item of the pattern tried at one place); one more is an error. For the sandbox.
+ * step: one item of the pattern tried at one place); one more is an error, as is the end of the time of a limited call.
+ * The sandbox has these only; elsewhere Lua's own ones do the work unless a time limit hangs over it (lua_bounded.c).
  *
  * The matcher goes through the pattern in a loop where there is nothing to come back to, and calls itself where there
  * is: captures, and items that may match more or less. The depth of these calls is bounded as in Lua.
@@ -11,7 +12,7 @@
 #include <ctype.h>
 #include <string.h>
 
-enum { MAX_CAPTURES = 32, MAX_DEPTH = 200, OPEN = -1, PLACE = -2 };
+enum { MAX_CAPTURES = 32, MAX_DEPTH = 200, OPEN = -1, PLACE = -2, LOOK_EVERY = 4096 /* steps */ };
 
 #define GMATCH "llmrun.gmatch"
 
@@ -23,16 +24,23 @@ typedef struct capture {
 typedef struct matcher {
     lua_State *L;
     const char *text, *text_end, *pattern_end;
-    lua_Integer steps, limit;
+    lua_Integer steps, limit, look_at; /* look_at: the steps at which the time is looked at next */
     int depth, n;
     capture cap[MAX_CAPTURES];
 } matcher;
 
 static const char *match(matcher *m, const char *s, const char *p);
 
+static void look(matcher *m)
+{
+    if (m->steps > m->limit) luaL_error(m->L, "pattern matching took more than %I steps", (LUAI_UACINT)m->limit);
+    lr_lua_check_time(m->L);
+    m->look_at = m->limit - m->steps > LOOK_EVERY ? m->steps + LOOK_EVERY : m->limit;
+}
+
 static void charge(matcher *m)
 {
-    if (++m->steps > m->limit) luaL_error(m->L, "pattern matching took more than %I steps", (LUAI_UACINT)m->limit);
+    if (++m->steps > m->look_at) look(m);
 }
 
 /* ---- single characters ---- */
@@ -306,6 +314,7 @@ static void begin(matcher *m, lua_State *L, const char *s, size_t n, const char 
 {
     *m = (matcher){.L = L, .text = s, .text_end = s + n, .pattern_end = p + n_p};
     m->limit = lua_tointeger(L, lua_upvalueindex(1));
+    m->look_at = m->limit < LOOK_EVERY ? m->limit : LOOK_EVERY;
 }
 
 /* Pushes capture i; the whole match (s to e) if there are none and i is 0. */

@@ -27,12 +27,12 @@ int luaopen_cjson_safe(lua_State *L);
 int luaopen_lpeg(lua_State *L);
 
 static void (*const openers[])(lua_State *) = {
-    lr_lua_open_guard,  lr_lua_open_coroutine, lr_lua_open_sys,      lr_lua_open_cpu,     lr_lua_open_model,
-    lr_lua_open_text,   lr_lua_open_graph,     lr_lua_open_adapter,  lr_lua_open_writer,  lr_lua_open_folder,
-    lr_lua_open_rows,   lr_lua_open_logits,    lr_lua_open_sample,   lr_lua_open_engine,  lr_lua_open_scripted,
-    lr_lua_open_policy, lr_lua_open_http,      lr_lua_open_json,     lr_lua_open_grammar, lr_lua_open_net,
-    lr_lua_open_look,   lr_lua_open_curl,      lr_lua_open_exec,     lr_lua_open_pattern, lr_lua_open_sandbox,
-    lr_lua_open_spec,   lr_lua_open_dist,      lr_lua_open_simulate,
+    lr_lua_open_guard,   lr_lua_open_coroutine, lr_lua_open_sys,     lr_lua_open_cpu,      lr_lua_open_model,
+    lr_lua_open_text,    lr_lua_open_graph,     lr_lua_open_adapter, lr_lua_open_writer,   lr_lua_open_folder,
+    lr_lua_open_rows,    lr_lua_open_logits,    lr_lua_open_sample,  lr_lua_open_engine,   lr_lua_open_scripted,
+    lr_lua_open_policy,  lr_lua_open_http,      lr_lua_open_json,    lr_lua_open_grammar,  lr_lua_open_net,
+    lr_lua_open_look,    lr_lua_open_curl,      lr_lua_open_exec,    lr_lua_open_pattern,  lr_lua_open_bounded,
+    lr_lua_open_sandbox, lr_lua_open_spec,      lr_lua_open_dist,    lr_lua_open_simulate,
 };
 
 int lr_lua_fail(lua_State *L, const lr_error *err)

@@ -88,6 +88,7 @@ describe("a console", function()
             assert.is_false(ok, line)
             assert.matches(want, text, 1, true)
             assert.is_nil(text:find("llmrun/console.lua", 1, true), text)
+            if line:find "^%l+ ?[%w_]*$" then assert.is_nil(text:find("traceback", 1, true), text) end -- a command
         end
         assert.is_true(select(2, c:ask "getmetatable('').__index = nil")) -- of a copy
         local text, ok = c:ask "('x'):rep(5000000)"
@@ -105,6 +106,7 @@ describe("a console", function()
         for _, line in ipairs {
             "while true do end", "while true do pcall(error) end", "local t = {} while true do t[#t + 1] = {} end",
             "(function() while true do local x <close> = nil end end)()", "return ('x'):rep(1 << 40)",
+            "('a'):rep(40):find(('a*'):rep(20) .. 'b')",
         } do
             local before = m:metrics().generation_tokens
             local text, ok = c:ask(line)
@@ -116,6 +118,32 @@ describe("a console", function()
         local text = c:ask "try { }"
         assert.is_string(text)
         task:cancel()
+    end)
+
+    it("can't close the model, nor set what no limit reaches", function()
+        local m <close> = busy_model()
+        local a <close> = open(m)
+        local c <close> = assert(attach.connect(a.path))
+        for line, want in pairs {
+            ["model:close()"] = "can't close a model, which the program uses",
+            ["setmetatable({}, { __gc = print })"] = "can't set __gc",
+        } do
+            local text, ok = c:ask(line)
+            assert.is_false(ok)
+            assert.matches(want, text, 1, true)
+        end
+        assert.equal("{}", (c:ask "setmetatable({}, {})"))
+        assert.is_nil(m.closed)
+    end)
+
+    it("ends with quit", function()
+        local m <close> = busy_model()
+        local a <close> = open(m)
+        local c <close> = assert(attach.connect(a.path))
+        assert.matches("quit", (c:ask "help"), 1, true)
+        assert.equal("", (c:ask "quit"))
+        assert.is_nil((c:ask "1"))
+        S.eventually(function() return next(a.clients) == nil end)
     end)
 
     it("that hangs up, sends nonsense or never reads holds nothing up", function()

@@ -121,6 +121,21 @@ describe("an engine that fails", function()
 end)
 
 describe("metrics and health", function()
+    it("say so when a model is closed under the server", function()
+        local a, b = S.teller({ "x" }, { name = "a" }), S.teller({ "y" }, { name = "b" })
+        local server <close> = S.start { models = { a, b } }
+        b:close()
+        local r = S.get(server, "/health")
+        assert.equal(503, r.status)
+        assert.same({ status = "failed", reason = "the model 'b' is closed" }, r.json)
+        r = S.get(server, "/metrics")
+        assert.equal(200, r.status)
+        assert.matches('model_name="a"', r.body, 1, true)
+        assert.not_matches('model_name="b"', r.body)
+        assert.equal(200, S.post(server, CHAT, { model = "a", messages = messages() }).status)
+        assert.equal(500, S.post(server, CHAT, { model = "b", messages = messages() }).status)
+    end)
+
     it("are there", function()
         local a, b = S.teller({ "x" }, { name = "a" }), S.teller({ "y" }, { name = "b" })
         local server <close> = S.start { models = { a, b } }

@@ -159,9 +159,8 @@ M.template_flag = {
 function M.template(path)
     if not path then return nil end
     if not path:find("%.lua$") then return M.read_file(path) end
-    local chunk, err = loadfile(path, "t")
-    if not chunk then args.fail(err) end
-    local template = chunk()
+    local template, err = require("llmrun.userfile").load(path)
+    if err then args.fail(err) end
     if type(template) ~= "function" then args.fail(path .. " must return a function") end
     return template
 end

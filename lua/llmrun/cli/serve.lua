@@ -1,7 +1,9 @@
 --- llmrun serve: models behind the OpenAI API, with routes and a policy of one's own.
 
 local args = require "llmrun.cli.args"
+local branch = require "llmrun.branch"
 local common = require "llmrun.cli.common"
+local loop = require "llmrun.loop"
 
 local M = {
     summary = "serves models over HTTP with the OpenAI API",
@@ -127,13 +129,23 @@ local function load_models(o)
     return list, aliases
 end
 
-local function load_routes(path)
+--- Seconds that a file of routes may take: it may load further models, or wait for something. Who waits for the server
+--- is told after M.routes_note.
+M.routes_time, M.routes_note = 600, 10
+
+--- What a file of routes returns (nil: no file); ends the command if it is no table.
+function M.load_routes(path)
     if not path then return nil end
     local chunk, err = loadfile(path, "t")
     if not chunk then args.fail(err) end
     local folder = path:match("^(.*)/[^/]*$") or "."
     package.path = folder .. "/?.lua;" .. folder .. "/?/init.lua;" .. package.path
-    local routes = chunk()
+    local note = loop.after(M.routes_note, function()
+        io.stderr:write(("llmrun: %s still runs; the server begins when it has returned its routes\n"):format(path))
+    end)
+    local routes, why, code = branch.timeout(M.routes_time, chunk, path)
+    loop.cancel_timer(note)
+    if code == "limit" then args.fail(("%s: %s"):format(path, why)) end
     if type(routes) ~= "table" then args.fail(path .. ": a table of routes expected, got " .. type(routes)) end
     return routes
 end
@@ -180,7 +192,7 @@ end
 
 function M.run(o)
     common.record(o)
-    local routes = load_routes(o.routes)
+    local routes = M.load_routes(o.routes)
     local list, aliases = load_models(o)
     local models, names = {}, {}
     for i, entry in ipairs(list) do

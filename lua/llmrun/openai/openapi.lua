@@ -212,7 +212,7 @@ local function answers()
         Text = object { prompt = str },
         ProgramResult = whole("program.result", { id = str, created = integer(0), model = str, values = array {},
             output = str, usage = { type = "object" } }),
-        Health = object { status = one_of("ok", "ending") },
+        Health = object({ status = one_of("ok", "ending", "failed") }, { reason = str }),
     })
 end
 

@@ -6,6 +6,7 @@
 --- they are when the request comes.
 
 local options = require "llmrun.options"
+local userfile = require "llmrun.userfile"
 
 local M = {}
 
@@ -46,14 +47,6 @@ local made = {
     end,
 }
 
-local function load_file(path)
-    local chunk, err = loadfile(path, "t")
-    if not chunk then return nil, err end
-    local ok, result = xpcall(chunk, debug.traceback, path)
-    if not ok then return nil, result end
-    return result
-end
-
 --- The function(request, replicas, fleet) that a router, its name or its file stands for, and its name; or nil, text.
 ---@param what function|table|string|nil
 function M.load(what)
@@ -67,8 +60,8 @@ function M.load(what)
             return nil, ("no router '%s'%s; there are %s, and files"):format(what,
                 close and " (did you mean '" .. close .. "'?)" or "", table.concat(M.names, ", "))
         end
-        local loaded, err = load_file(what)
-        if not loaded then return nil, err end
+        local loaded, err = userfile.load(what)
+        if err then return nil, err end
         name = what:match("([^/]+)%.lua$") or what
         what = loaded
     end

@@ -14,8 +14,11 @@
 -- refuse to drop them. opts: add_generation_prompt, bos_token, eos_token.
 
 local cjson = require "cjson"
+local core = require "llmrun.core"
 
 local M = {}
+
+local SECONDS, BYTES = 1, 256 << 20 -- of processor time and of Lua memory, for one call of a function template
 
 local Builder = {}
 Builder.__index = Builder
@@ -232,9 +235,14 @@ local function checked(result)
     return b:segments()
 end
 
----As the method of a compiled template. vars.messages goes to the function first, all of vars second.
+---As the method of a compiled template. vars.messages goes to the function first, all of vars second. It can't wait,
+---and has limits, as the requests of others wait for it.
 function Wrapped:segments(vars)
-    local ok, result = pcall(self.fn, vars.messages or {}, vars)
+    local ok, result, code = core.call_limited(SECONDS, BYTES, self.fn, vars.messages or {}, vars)
+    if not ok then
+        result = result:gsub("\nstack traceback:.*", ""):gsub("limit of a hook", "limit of a template")
+        return nil, result, code == "limit" and "limit" or "raised"
+    end
     if ok then
         ok, result = pcall(checked, result)
     end

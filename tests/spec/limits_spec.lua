@@ -1,0 +1,184 @@
+-- What a limited call can't get away with: Lua's own functions that go on and on inside C, message handlers; and files
+-- of the user's that never return.
+local branch = require "llmrun.branch"
+local core = require "llmrun.core"
+local policy = require "llmrun.policy"
+local routers = require "llmrun.simulate.routers"
+local serve = require "llmrun.cli.serve"
+local userfile = require "llmrun.userfile"
+
+local hf = dofile "tests/spec/hf_support.lua"
+local P = dofile "tests/spec/program_support.lua"
+local shell = dofile "tests/spec/shell_support.lua"
+local folder = shell.folder()
+teardown(function() folder:remove() end)
+
+local slow = os.getenv "LLMRUN_TEST_SANITIZE" and 30 or 1
+
+--- fn under a limit of 0.1 s and 64 MiB; the first line of its error, or nil. Fails if it took much longer.
+local function limited(fn)
+    local began = core.now()
+    local ok, err = core.call_limited(0.1, 64 << 20, fn)
+    assert.is_true(core.now() - began < 10 * slow, "it was not stopped in time")
+    return not ok and err:match "^[^\n]*" or nil
+end
+
+local late = "over the time limit of a hook: 100 ms of processor time"
+
+describe("under a time limit", function()
+    local text, pattern = ("a"):rep(40), ("a*"):rep(20) .. "b"
+
+    it("patterns that explode are stopped", function()
+        for name, fn in pairs {
+            find = function() return text:find(pattern) end,
+            match = function() return text:match(pattern) end,
+            gsub = function() return text:gsub(pattern, "") end,
+            gmatch = function() return text:gmatch(pattern)() end,
+        } do
+            assert.matches(late, limited(fn), 1, true, name)
+        end
+    end)
+
+    it("a pcall does not swallow that", function()
+        assert.matches(late, limited(function()
+            while true do pcall(text.find, text, pattern) end
+        end), 1, true)
+    end)
+
+    it("a plain search of any length takes time in proportion to it", function()
+        assert.is_nil(limited(function() return ("a"):rep(1000000):find(("a"):rep(10000) .. "b", 1, true) end))
+    end)
+
+    it("loops over elements that are only claimed are refused", function()
+        local many = { __len = function() return 1 << 50 end }
+        for name, fn in pairs {
+            move = function() return table.move({}, 1, 1 << 50, 2) end,
+            move_all = function() return table.move({}, math.mininteger + 1, -1, 1) end,
+            insert = function() table.insert(setmetatable({}, many), 1, 0) end,
+            remove = function() table.remove(setmetatable({}, many), 1) end,
+        } do
+            assert.matches("elements are too many", limited(fn), 1, true, name)
+        end
+        assert.is_nil(limited(function()
+            local t = table.move({ 1, 2, 3 }, 1, 3, 2)
+            table.insert(t, 1, 0)
+            table.remove(t, 1)
+            assert(table.concat(t, ",") == "1,1,2,3")
+        end))
+    end)
+
+    it("long lists are sorted as ever, and no longer than there is time", function()
+        local list, n = {}, 600000
+        for i = 1, n do list[i] = i * 7919 % n end
+        assert.matches(late, limited(function() table.sort(list) end), 1, true)
+        local few = table.move(list, 1, 110000, 1, {})
+        local ok, err = core.call_limited(20 * slow, 0, table.sort, few)
+        assert.is_true(ok, err)
+        for i = 2, #few do assert(few[i - 1] <= few[i]) end
+        assert.matches("attempt to compare", limited(function()
+            few[7] = {}
+            table.sort(few)
+        end), 1, true)
+    end)
+
+    it("a message handler that loops is left out when the time is over, and stopped before", function()
+        local function forever() while true do end end
+        assert.matches(late, limited(function() xpcall(forever, forever) end), 1, true)
+        assert.matches(late, limited(function() xpcall(error, forever) end), 1, true)
+        assert.is_nil(limited(function()
+            local ok, err = xpcall(error, function(e) return e .. "!" end, "no")
+            assert(not ok and err == "no!")
+        end))
+    end)
+end)
+
+describe("without one", function()
+    it("nothing repeated for ever is nothing", function()
+        assert.equal("", (""):rep(1 << 60))
+        assert.equal("", (""):rep(1 << 60, ""))
+        assert.equal(",,", (""):rep(3, ","))
+        assert.equal("", ("x"):rep(-1))
+        assert.error_matches(function() return (""):rep "x" end, "number expected")
+    end)
+
+    it("Lua's own functions do what they do, also across waits", function()
+        assert.same({ 1, 2, 3 }, (function()
+            local t = { 3, 1, 2 }
+            table.sort(t)
+            return t
+        end)())
+        local co = coroutine.wrap(function()
+            return xpcall(function() return coroutine.yield(1) end, debug.traceback)
+        end)
+        assert.equal(1, co())
+        assert.same({ true, 7 }, { co(7) })
+        assert.error_matches(function() ("x"):find "[" end, "malformed pattern")
+        assert.error_matches(function() string.find() end, "bad argument #1 to 'find'")
+    end)
+end)
+
+describe("a file that never returns", function()
+    local before = userfile.seconds
+    setup(function()
+        userfile.seconds = 0.1
+        hf.write(folder:at "loop.lua", "local n = 0\nwhile true do n = n + 1 end\n")
+        hf.write(folder:at "make.lua", "return function() while true do end end\n")
+        hf.write(folder:at "good.lua", "return { schedule = function(_, step) step:default() end }\n")
+    end)
+    teardown(function() userfile.seconds = before end)
+
+    it("is no policy: the error says where it was", function()
+        local p, err = policy.load(folder:at "loop.lua")
+        assert.is_nil(p)
+        assert.matches("loop.lua:2: over the time limit of loading", err, 1, true)
+        p, err = policy.load(folder:at "make.lua")
+        assert.is_nil(p)
+        assert.matches("make.lua:1: over the time limit of loading", err, 1, true)
+        assert.not_matches("userfile", err)
+    end)
+
+    it("changes nothing when a policy is read again", function()
+        local log, was = {}, policy.log
+        policy.log = function(text) log[#log + 1] = text end
+        local m <close> = P.constant()
+        local path = folder:at "changing.lua"
+        hf.write(path, "return { schedule = function(_, step) step:default() end }\n")
+        local w = m:watch(path)
+        local good = w.status.policy
+        hf.write(path, "while true do end -- a file of another length\n")
+        w:poll()
+        policy.log = was
+        assert.equal(good, w.status.policy)
+        assert.matches("does not load; the policy stays as it was: .*over the time limit of loading", log[1])
+        local s <close> = P.session(m, "x")
+        s:gen { max_tokens = 2 }
+        assert.equal(2, #s.result.tokens)
+    end)
+
+    it("is no router, no template and no architecture", function()
+        local r, err = routers.load(folder:at "loop.lua")
+        assert.is_nil(r)
+        assert.matches("loop.lua:2: over the time limit of loading", err, 1, true)
+        local _, _, text = require("llmrun.cli.args").catch(function()
+            require("llmrun.cli.common").template(folder:at "loop.lua")
+        end)
+        assert.matches("loop.lua:2: over the time limit of loading", text, 1, true)
+    end)
+
+    it("makes no routes: who waits is told, and then it is over", function()
+        serve.routes_time, serve.routes_note = 0.3, 0.1
+        local ok, err = pcall(serve.load_routes, folder:at "loop.lua")
+        serve.routes_time, serve.routes_note = 600, 10
+        assert.is_false(ok)
+        assert.matches("loop.lua: timed out after 0.3 s", tostring(err), 1, true)
+        assert.is_nil(branch.timeout(0, function() end))
+    end)
+end)
+
+it("a chat template in Lua that loops fails its message", function()
+    local t = require("llmrun.template.builtin").wrap(function() while true do end end)
+    local list, err, code = t:segments { messages = {} }
+    assert.is_nil(list)
+    assert.equal("limit", code)
+    assert.matches("over the time limit of a template", err, 1, true)
+end)
