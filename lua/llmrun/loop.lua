@@ -1,7 +1,7 @@
 --- The run loop: programs and their branches are coroutines ("tasks") that wait for tickets; engines, timers and other
 --- sources fire them. One thread, no locks.
 ---
----   ready tasks run until each of them waits -> due timers fire -> every source that is busy takes one step -> again
+---   what has come in, due timers -> ready tasks run until each waits -> every busy source takes one step -> again
 ---
 --- A ticket is fired once, with values; who waits on it gets them (at once if it was fired before). A task that is
 --- cancelled while it waits runs the wait's cleanup, then its <close> handlers.
@@ -21,6 +21,8 @@ local current -- the running task
 local sources = {} -- list of { busy = function(self), step = function(self) }
 local unseen = {} -- failed tasks that nobody has waited for
 
+local ROUNDS = 2 -- of ready tasks between two steps: a task that came in, and what it starts
+local TRY_EVERY = 32 -- times that it does not pay to wait for what is expected, after which it is tried
 local SLICE = 0.05 -- seconds that a task with a time limit may be busy before others have their turn
 
 --- Called at Ctrl-C instead of ending the program, if set.
@@ -347,7 +349,8 @@ local function poll(seconds)
     return true
 end
 
---- Adds a source of work: source:busy() tells whether source:step() has something to do.
+--- Adds a source of work: source:busy() tells whether source:step() has something to do; source:crowd(), if there is
+--- such a method, how many are at work in it and how many wait for their turn.
 function M.add_source(source) sources[#sources + 1] = source end
 
 function M.remove_source(source)
@@ -356,8 +359,10 @@ function M.remove_source(source)
     end
 end
 
+local long_step = 0 -- seconds that a long round of steps took lately
+
 local function step_sources()
-    local worked = false
+    local worked, begin = false, core.now()
     for i = #sources, 1, -1 do
         local s = sources[i]
         if s and s:busy() then
@@ -365,6 +370,7 @@ local function step_sources()
             s:step()
         end
     end
+    if worked then long_step = math.max(core.now() - begin, 0.98 * long_step) end
     return worked
 end
 
@@ -388,18 +394,67 @@ local function run_ready()
     if head > tail then head, tail = 1, 0 end
 end
 
+-- What is about to come in -------------------------------------------------------------------------------------------
+--
+-- A client that has just got its answer often sends its next request at once, and finds a step begun, whose end it has
+-- to wait for: with prompts in it that is long. So before a step the loop waits a moment for such clients, as long as
+-- they come, and as what it spares them is more than what it costs the others, who all wait.
+
+local PATIENCE = 0.002 -- seconds, at most
+local expected, patient_until = 0, 0
+local hits, wait_seconds = 1, PATIENCE / 2 -- how many of those expected come (0..1), after how long
+local tries = 0
+
+--- Tells that something is likely to come in at once.
+function M.expect() expected, patient_until = expected + 1, core.now() + PATIENCE end
+
+--- Tells that it has come.
+function M.came() expected = math.max(0, expected - 1) end
+
+--- Whether it is worth waiting. Where something waits for its turn already, a newcomer would as well.
+local function pays()
+    local running = 0
+    for _, s in ipairs(sources) do
+        if s.crowd then
+            local n, waiting = s:crowd()
+            if waiting > 0 then return false end
+            running = running + n
+        end
+    end
+    tries = tries + 1
+    return running > 0 and (hits * long_step > running * wait_seconds or tries % TRY_EVERY == 0)
+end
+
+local function await_expected()
+    local n, begin = expected, core.now()
+    local now = begin
+    if now < patient_until and pays() then
+        while expected > 0 and now < patient_until and not core.interrupted() do
+            poll(patient_until - now)
+            run_ready()
+            now = core.now()
+        end
+        hits = hits + ((n - expected) / n - hits) / 8
+        wait_seconds = wait_seconds + (now - begin - wait_seconds) / 8
+    end
+    expected = 0
+end
+
 --- One round. False if nothing can happen any more.
 local function turn(main)
-    run_ready()
-    if not alive[main] then return true end -- what is still watched is waited for by nobody
     poll(0)
+    run_timers()
+    for _ = 1, ROUNDS do
+        run_ready()
+        if not alive[main] then return true end -- what is still watched is waited for by nobody
+        if head > tail or core.interrupted() then break end
+    end
+    if expected > 0 then await_expected() end
     if head <= tail then
-        run_timers()
         step_sources()
         if M.pause then M.pause(0) end
         return true
     end
-    run_timers()
     if step_sources() or head <= tail then return true end
     local seconds = timers[1] and math.max(0, timers[1].at - core.now()) or nil
     if M.pause then return M.pause(seconds) end

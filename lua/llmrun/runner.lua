@@ -64,6 +64,13 @@ function M.new(core) return setmetatable({ core = core, ops = {}, keys = 0, acti
 
 function Runner:busy() return not self.closed and self.core:busy() > 0 end
 
+--- How many requests run, and how many wait to be started.
+function Runner:crowd()
+    if self.closed then return 0, 0 end
+    local all, waiting = self.core:busy()
+    return all - waiting, waiting
+end
+
 --- Ends all requests and the engine; whoever waits is woken.
 function Runner:close()
     if self.closed then return end

@@ -171,12 +171,14 @@ local function ended(self, x, task)
     self.counts[key] = (self.counts[key] or 0) + 1
     if x.timer then loop.cancel_timer(x.timer) end
     x.core:close()
+    if not x.gone then loop.expect() end
     if self.ending and not next(self.active) then loop.fire(self.idle) end
 end
 
 --- Answers a request, an object as the listener gives them.
 function Server:take(core_req, id)
     local x = exchange.new(self, core_req, id)
+    loop.came()
     self.active[id] = x
     local task = loop.spawn_owned(dispatch, self, x)
     x.task = task

@@ -281,6 +281,7 @@ void lr_engine_free(lr_engine *e)
 lr_model *lr_engine_model(lr_engine *e) { return e->model; }
 const lr_engine_config *lr_engine_get_config(const lr_engine *e) { return &e->cfg; }
 int lr_engine_busy(const lr_engine *e) { return e->n_requests; }
+int lr_engine_waiting(const lr_engine *e) { return e->waiting.n; }
 double lr_engine_now(const lr_engine *e) { return lr_engine__now(e); }
 uint64_t lr_engine_generation(const lr_engine *e) { return e->generation; }
 const lr_metrics *lr_engine_metrics(const lr_engine *e) { return &e->metrics; }

@@ -100,6 +100,8 @@ typedef struct lr_step_load {
 void lr_engine_last_load(const lr_engine *, lr_step_load *);
 /* Requests that are waiting or running. */
 int lr_engine_busy(const lr_engine *);
+/* Those of them that wait: not started yet, or preempted. */
+int lr_engine_waiting(const lr_engine *);
 double lr_engine_now(const lr_engine *); /* seconds on the engine's clock */
 /* Grows with each step; logits of an older generation are dead. */
 uint64_t lr_engine_generation(const lr_engine *);

@@ -67,11 +67,13 @@ static int engine_last_load(lua_State *L)
     return 5;
 }
 
-/* e:busy() -> requests waiting or running */
+/* e:busy() -> requests waiting or running, those of them that wait */
 static int engine_busy(lua_State *L)
 {
-    lua_pushinteger(L, lr_engine_busy(lr_lua_check_engine(L, 1)->e));
-    return 1;
+    const lr_engine *e = lr_lua_check_engine(L, 1)->e;
+    lua_pushinteger(L, lr_engine_busy(e));
+    lua_pushinteger(L, lr_engine_waiting(e));
+    return 2;
 }
 
 /* e:next_event() -> key of a request that something happened to, event bits; nil when there is none */

@@ -326,6 +326,104 @@ describe("branches", function()
     end)
 end)
 
+describe("steps", function()
+    local core = require "llmrun.core"
+    local folder = require("tests.spec.shell_support").folder()
+    teardown(function() folder:remove() end)
+    local count = 0
+
+    --- A source that calls step(number) until that gives true, and a bell: ring() makes a descriptor ready, for which a
+    --- task notes in `heard` how many steps there were by then. Returns heard.
+    local function run(step, crowd)
+        count = count + 1
+        local path, steps, heard, over = folder:at("bell" .. count), 0, {}, loop.ticket()
+        local bell <close> = assert(core.local_listen(path))
+        local rung = {}
+        loop.watch(bell:fd(), "r", function()
+            rung[#rung + 1] = bell:accept()
+            loop.came()
+            loop.spawn(function() heard[#heard + 1] = steps end)
+        end)
+        local source = { busy = function() return true end, crowd = crowd }
+        function source:step()
+            steps = steps + 1
+            if not step(steps, function() rung[#rung + 1] = assert(core.local_connect(path)) end) then return end
+            loop.remove_source(self)
+            loop.fire(over)
+        end
+        loop.add_source(source)
+        loop.wait(over, "spec")
+        llm.sleep(0)
+        loop.unwatch(bell:fd())
+        for _, s in ipairs(rung) do s:close() end
+        return heard
+    end
+
+    --- ring, in a task of its own: after the descriptors were looked at.
+    local function reply(ring)
+        loop.spawn(function()
+            loop.expect()
+            ring()
+        end)
+    end
+
+    it("begin when what came in during the last one has been taken in", function()
+        assert.same({ 1, 2, 3 }, run(function(n, ring)
+            if n <= 3 then ring() end
+            return n == 6
+        end))
+    end)
+
+    it("take in what a task started that came in", function()
+        local log, steps = {}, 0
+        run(function(n)
+            steps = n
+            if n == 1 then
+                loop.spawn(function() loop.spawn(function() log[#log + 1] = steps end) end)
+            end
+            return n == 3
+        end)
+        assert.same({ 1 }, log)
+    end)
+
+    it("begin a moment later where an answer's client is likely to ask again", function()
+        local function steps(n, ring)
+            core.sleep(0.02)
+            if n == 2 then reply(ring) end
+            return n == 5
+        end
+        assert.same({ 2 }, run(steps, function() return 1, 0 end))
+        assert.same({ 3 }, run(steps, function() return 1, 1 end)) -- it would wait behind another
+        assert.same({ 3 }, run(steps, function() return 1000, 0 end)) -- a thousand would wait for it
+        assert.same({ 3 }, run(steps)) -- nothing that takes turns
+    end)
+
+    it("wait no longer for clients that do not ask again, and try now and then", function()
+        local now, real = core.now(), core.now
+        local back <close> = setmetatable({}, { __close = function() core.now = real end }) -- luacheck: ignore 211
+        core.now = function()
+            now = now + 0.0006
+            return now
+        end
+        local rung = {}
+        local heard = run(function(n, ring)
+            now = now + 0.02
+            if n <= 40 then
+                loop.spawn(loop.expect) -- in vain
+            else
+                rung[#rung + 1] = n
+                reply(ring)
+            end
+            return n == 120
+        end, function() return 1, 0 end)
+        assert.equal(rung[1] + 1, heard[1]) -- it had to wait for a step
+        assert.equal(rung[60], heard[60])
+        local late = 0
+        for i, n in ipairs(heard) do late = late + (n - rung[i]) end
+        assert.is_true(late >= 8 and late <= 32)
+    end)
+end)
+
 describe("a program that ends", function()
     local folder = require("tests.spec.shell_support").folder()
     teardown(function() folder:remove() end)
