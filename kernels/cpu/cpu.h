@@ -164,9 +164,11 @@ typedef struct lr_cpu_kernels {
     void (*attn_gang_part)(const lr_attn_gang *g, int chunk, float *const *parts, void *scratch);
 
     /* ---- vocabulary rows, for sampling (vocab_*.c) ---- */
-    int (*argmax)(const float *x, int n);      /* lowest index on ties; NaN is never chosen; -1 if all NaN */
-    float (*max)(const float *x, int n);       /* NaN is passed over; -inf if there is nothing else */
-    float (*logsumexp)(const float *x, int n); /* NaN is passed over; -inf if there is nothing else */
+    int (*argmax)(const float *x, int n); /* lowest index on ties; NaN is never chosen; -1 if all NaN */
+    float (*max)(const float *x, int n);  /* NaN is passed over; -inf if there is nothing else */
+    /* The sum of lr_mass (base/mass.h) of x[i] - best, in units of 2^-40: the same in every table and any order. NaN is
+     * passed over; best is the row's largest value, and finite. */
+    uint64_t (*mass)(const float *x, int n, float best);
     /* The k largest, descending, the lower index first on ties, NaN as -inf. k <= LR_TOPK_MAX; returns min(k, n). */
     int (*topk)(const float *x, int n, int k, int32_t *ids, float *vals);
     int (*count_above)(const float *x, int n, float threshold); /* how many x[i] >= threshold */

@@ -3,6 +3,7 @@
  * topk keeps a buffer of candidates: whatever beats the k-th best known so far goes in; a full buffer is cut back to
  * its k best. Most of a long row is thus looked at once and dropped.
  */
+#include "base/mass.h"
 #include "cpu/vocab_int.h"
 
 static int argmax(const float *x, int n)
@@ -23,15 +24,11 @@ static float max_of(const float *x, int n)
     return m;
 }
 
-static float logsumexp(const float *x, int n)
+static uint64_t mass(const float *x, int n, float best)
 {
-    float m = max_of(x, n);
-    if (isinf(m)) return m;
-    double sum = 0;
-    for (int i = 0; i < n; i++) {
-        if (x[i] == x[i]) sum += exp((double)x[i] - m);
-    }
-    return (float)(m + log(sum));
+    uint64_t sum = 0;
+    for (int i = 0; i < n; i++) sum += lr_mass_units(lr_mass(x[i] - best));
+    return sum;
 }
 
 void lr_vocab_select(uint64_t *keys, int n, int k)
@@ -142,7 +139,7 @@ void lr_vocab_fill_scalar(lr_cpu_kernels *k)
 {
     k->argmax = argmax;
     k->max = max_of;
-    k->logsumexp = logsumexp;
+    k->mass = mass;
     k->topk = topk;
     k->count_above = count_above;
     k->compact_above = compact_above;

@@ -3,8 +3,9 @@
  * topk: the k-th largest of the maxima of pieces of the row is a lower bound for the k-th largest value, so one pass
  * for the maxima and one that keeps what reaches the bound leave a few more than k candidates; those are sorted as
  * keys. If the candidates are too many (equal or sorted logits, a row that is mostly masked), they are cut back to k as
- * they come. logsumexp sums blocks of SUM_BLOCK weights in float lanes and the blocks in double, in ascending order.
+ * they come. mass adds up blocks of SUM_BLOCK in lanes of double, where their sums are exact.
  */
+#include "base/mass.h"
 #include "cpu/vec_math.h"
 #include "cpu/vocab_int.h"
 
@@ -42,27 +43,44 @@ static int argmax(const float *x, int n)
     return -1;
 }
 
-static float logsumexp(const float *x, int n)
+/* lr_mass on vector words: every operation is rounded by itself, so all tables give the same bits. */
+VEC_INLINE vf vec_mass(vf d)
 {
-    float m = max_of(x, n);
-    if (isinf(m)) return m;
-    double sum = 0;
-    vf top = vf_set1(m), log2e = vf_set1(VEC_LOG2E_HI);
-    for (int b = 0; b < n; b += SUM_BLOCK) {
+    vm gone = vf_lt(d, vf_set1(LR_MASS_FAR));
+    vf y = vf_max(vf_set1(LR_MASS_FAR), d), n = vf_round(vf_mul(y, vf_set1(LR_MASS_LOG2E)));
+    vf r = vf_sub(vf_sub(y, vf_mul(n, vf_set1(LR_MASS_LN2_HI))), vf_mul(n, vf_set1(LR_MASS_LN2_LO)));
+    vf p = vf_set1(LR_MASS_C7);
+    p = vf_add(vf_mul(p, r), vf_set1(LR_MASS_C6));
+    p = vf_add(vf_mul(p, r), vf_set1(LR_MASS_C5));
+    p = vf_add(vf_mul(p, r), vf_set1(LR_MASS_C4));
+    p = vf_add(vf_mul(p, r), vf_set1(LR_MASS_C3));
+    p = vf_add(vf_mul(p, r), vf_set1(LR_MASS_C2));
+    p = vf_add(vf_mul(p, r), vf_set1(1.0f));
+    p = vf_ldexp_near(vf_add(vf_mul(p, r), vf_set1(1.0f)), n);
+    vf small = vf_set1(LR_MASS_SMALL);
+    p = vf_select(vf_lt(p, small), vf_sub(vf_add(p, small), small), p);
+    return vf_select(gone, vf_set1(0.0f), p);
+}
+
+static uint64_t mass(const float *x, int n, float best)
+{
+    uint64_t sum = 0;
+    vf top = vf_set1(best);
+    for (int b = 0; b < n; b += SUM_BLOCK) { /* sums of multiples of 2^-40 below 2^13 are exact */
         int end = n - b < SUM_BLOCK ? n : b + SUM_BLOCK, i = b;
-        vf s0 = vf_set1(0), s1 = s0;
+        vd s0 = vd_zero(), s1 = s0;
         for (; i + 2 * VW <= end; i += 2 * VW) {
-            s0 = vf_add(s0, vec_exp2_softmax(vf_mul(vf_sub(no_nan(vf_load(x + i)), top), log2e)));
-            s1 = vf_add(s1, vec_exp2_softmax(vf_mul(vf_sub(no_nan(vf_load(x + i + VW)), top), log2e)));
+            s0 = vd_add(s0, vd_of(vec_mass(vf_sub(no_nan(vf_load(x + i)), top))));
+            s1 = vd_add(s1, vd_of(vec_mass(vf_sub(no_nan(vf_load(x + i + VW)), top))));
         }
         for (; i < end; i += VW) {
             int left = end - i < VW ? end - i : VW;
             vf v = vf_select(vm_first(left), no_nan(vf_loadn(x + i, left)), vf_set1(-INFINITY));
-            s0 = vf_add(s0, vec_exp2_softmax(vf_mul(vf_sub(v, top), log2e)));
+            s0 = vd_add(s0, vd_of(vec_mass(vf_sub(v, top))));
         }
-        sum += vf_hsum(vf_add(s0, s1));
+        sum += (uint64_t)(vd_hsum(vd_add(s0, s1)) * (double)LR_MASS_ONE);
     }
-    return (float)(m + log(sum));
+    return sum;
 }
 
 /* A lower bound for the k-th largest value: -inf, or the k-th largest maximum of pieces. */
@@ -160,7 +178,7 @@ void VEC_NAME(lr_vocab_fill)(lr_cpu_kernels *k)
 {
     k->argmax = argmax;
     k->max = max_of;
-    k->logsumexp = logsumexp;
+    k->mass = mass;
     k->topk = topk;
     k->count_above = count_above;
     k->compact_above = compact_above;

@@ -16,7 +16,8 @@ set(LLMRUN_CUDA_BASE ${CMAKE_SOURCE_DIR}/src/base/error.c ${CMAKE_SOURCE_DIR}/sr
 
 # What stands between the program and a plugin: both carry a digest of these.
 set(abi "")
-foreach(f src/backend/backend.h src/backend/plugin.h src/base/act.h src/base/comm.h src/base/error.h)
+foreach(f src/backend/backend.h src/backend/plugin.h src/base/act.h src/base/comm.h src/base/draw.h
+          src/base/error.h)
   file(SHA256 ${CMAKE_SOURCE_DIR}/${f} sum)
   string(APPEND abi ${sum})
   set_property(DIRECTORY ${CMAKE_SOURCE_DIR} APPEND PROPERTY CMAKE_CONFIGURE_DEPENDS ${CMAKE_SOURCE_DIR}/${f})

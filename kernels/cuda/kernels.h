@@ -15,6 +15,7 @@
  */
 #ifndef LR_KERNELS_CUDA_H
 #define LR_KERNELS_CUDA_H
+#include "base/draw.h"
 #include <cuda_runtime_api.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -219,47 +220,13 @@ cudaError_t lr_cu_attn_rows(const lr_cu_attn *, const lr_cu_kv *, const float *q
 
 /* ---- from logits to tokens ---- */
 
-/* What happens to a row, in this order: bias and penalties, mask, temperature (first or last), top_k, top_p, min_p, the
- * draw. The draw's number is lr_sample_uniform(seed, position, 0), the same as on the host. */
-typedef struct lr_cu_sample {
-    float temperature;  /* <= 0: arg max */
-    int32_t top_k;      /* <= 0: off */
-    float top_p, min_p; /* >= 1, <= 0: off */
-    float repetition;   /* 1: off */
-    float presence, frequency;
-    int32_t temperature_last; /* 1: behind top_k, top_p and min_p */
-    int32_t edit_at, n_edits; /* its entries in `edits` */
-    int32_t mask;             /* its row in `masks`, -1: none */
-    int32_t row;              /* of logits; < 0: nothing to do */
-    uint64_t seed, position;
-} lr_cu_sample;
-
-/* A token that a row's logits are changed for; ids are distinct within a row. */
-typedef struct lr_cu_edit {
-    int32_t id;
-    int32_t count; /* times generated: presence and frequency; 0 = they don't apply */
-    int32_t seen;  /* 1: repetition applies */
-    float bias;    /* added first */
-} lr_cu_edit;
-
-enum { LR_CU_DRAWN, LR_CU_NOT_FINITE, LR_CU_NONE_LEFT, LR_CU_TO_HOST };
-
-typedef struct lr_cu_drawn {
-    int32_t token; /* -1 unless DRAWN */
-    int32_t status;
-    float logprob; /* of the token, from the raw row's full softmax */
-    float top;     /* the raw row's best logit */
-} lr_cu_drawn;
-
-#define LR_CU_CAND 1024 /* what top_k can be; a top_p or min_p that needs more of the row says TO_HOST */
-
-/* Draws n tokens. logits (rows, n_vocab) stay as they are; each entry uses its own row of `work`,
- * lr_cu_sample_work(n, n_vocab) bytes. masks: rows of (n_vocab + 31) / 32 words, bit set = allowed. */
-size_t lr_cu_sample_work(int n, int n_vocab);
-cudaError_t lr_cu_sample_rows(const float *logits, int n_vocab, const lr_cu_sample *, int n, const lr_cu_edit *edits,
-                              const uint32_t *masks, lr_cu_drawn *out, void *work, cudaStream_t);
-/* Token of entry i into tokens[at[i]] (at[i] < 0: nowhere): the next step's input without a visit to the host. */
-cudaError_t lr_cu_feed(const lr_cu_drawn *, const int32_t *at, int n, int32_t *tokens, cudaStream_t);
+/* Draws n tokens as base/draw.h says: the tokens of the host's samplers, bit for bit. logits (rows, n_vocab) stay as
+ * they are; each draw uses its own row of `work`, lr_cu_draw_work(n, n_vocab) bytes. best: (n, top), what a draw wants
+ * is at most `top`. n_vocab up to 2^23. */
+size_t lr_cu_draw_work(int n, int n_vocab);
+cudaError_t lr_cu_draw_rows(const float *logits, int n_vocab, const lr_draw *, int n, const lr_draw_edit *edits,
+                            const uint32_t *masks, lr_draw_result *out, lr_draw_best *best, int top, void *work,
+                            cudaStream_t);
 
 #ifdef __cplusplus
 }

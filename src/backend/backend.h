@@ -19,6 +19,7 @@
 #define LR_BACKEND_BACKEND_H
 #include "base/act.h"
 #include "base/comm.h"
+#include "base/draw.h"
 #include "base/error.h"
 #include "base/pool.h"
 #include <stdbool.h>
@@ -268,6 +269,7 @@ typedef struct lr_batch {
     float *hidden;               /* (n_out, width of hidden) result, or NULL */
     int32_t *told;               /* (n_out) tokens, the result of models that tell them; else NULL */
     float *features;             /* (n_rows, width of features) result, or NULL */
+    const lr_draws *draws;       /* tokens wanted in place of rows of logits, of backends with `draws`; or NULL */
     lr_comm *tick;               /* its tick is called now and then while this runs; NULL = nobody's */
 } lr_batch;
 
@@ -306,6 +308,7 @@ typedef struct lr_backend_ops {
     const char *name;
     bool echoes;   /* run knows what to do with a batch's echoes */
     bool features; /* run gives lr_batch.features */
+    bool draws;    /* run draws tokens (lr_batch.draws) */
     void (*free)(lr_backend *);
     /* Prepares a weight. Linear weights are repacked for the matrix product (with three dimensions: one matrix an
      * expert); `embed` ones are also read row by row. The tensor's data stays mapped and valid until the weight is
@@ -331,6 +334,13 @@ typedef struct lr_backend_ops {
     void (*plan_free)(lr_backend *, lr_plan *);
     /* Runs one batch; returns when the results are in place. Allocates nothing. */
     int (*run)(lr_backend *, lr_plan *, lr_kv_store *, const lr_batch *, lr_error *err);
+    /* run in two halves, for what the host does meanwhile; NULL = there is only run. launch returns when the batch is
+     * under way; what the batch points to but tables, tokens and input is only looked at by finish, which gives the
+     * results, and takes the same batch with other `draws`, if it likes. A batch that was launched and never finished
+     * is as if it had not been, but for the KV slots of its rows. The store may be used in between: that comes behind.
+     */
+    int (*launch)(lr_backend *, lr_plan *, lr_kv_store *, const lr_batch *, lr_error *err);
+    int (*finish)(lr_backend *, lr_plan *, const lr_batch *, lr_error *err);
     /* Adapters: out = in . w^T + scale (in . a^T) . b^T for the rows of sequences that have one. The parts are copied.
      * NULL = the backend takes none. */
     int (*lora_new)(lr_backend *, const lr_lora_part *parts, int n, lr_lora **out, lr_error *err);

@@ -143,6 +143,7 @@ static int cuda_gpu(const lr_backend *b)
 static const lr_backend_ops cuda_ops = {
     .name = "cuda",
     .echoes = true,
+    .draws = true,
     .free = cuda_free,
     .weight_new = lr_cuda_weight_new,
     .weight_free = lr_cuda_weight_free,
@@ -156,6 +157,8 @@ static const lr_backend_ops cuda_ops = {
     .compile = lr_cuda_compile,
     .plan_free = lr_cuda_plan_free,
     .run = lr_cuda_run,
+    .launch = lr_cuda_launch,
+    .finish = lr_cuda_finish,
     .memory = cuda_memory,
     .describe = cuda_describe,
     .room = cuda_room,

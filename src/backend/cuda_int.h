@@ -123,6 +123,16 @@ typedef struct cuda_graph {
     uint64_t used;
 } cuda_graph;
 
+/* Draws of tokens: made when the first are asked for. */
+typedef struct cuda_draws {
+    void *work; /* copies of so many rows */
+    int rows;
+    size_t work_bytes;
+    void *dev;  /* what is asked for, then the results */
+    char *host; /* the same, pinned */
+    size_t cap; /* bytes of both */
+} cuda_draws;
+
 struct lr_plan {
     cuda_backend *be;
     const lr_kv_store *kv;
@@ -160,6 +170,9 @@ struct lr_plan {
     size_t meta_cap; /* int32 */
     void *bounce;    /* pinned: small results on their way to the host */
     size_t bounce_bytes;
+    cuda_draws draws;
+    char *drawn;    /* (max_out) rows of the batch that a draw takes */
+    bool under_way; /* launched, and not finished */
     cuda_graph graphs[LR_CUDA_GRAPHS];
     int n_graphs;
     uint64_t clock;
@@ -209,8 +222,16 @@ void lr_cuda_step_text(const lr_plan *, const cuda_step *, char *buf, size_t cap
 /* ---- cuda_run.c ---- */
 
 int lr_cuda_run(lr_backend *, lr_plan *, lr_kv_store *, const lr_batch *, lr_error *err);
+int lr_cuda_launch(lr_backend *, lr_plan *, lr_kv_store *, const lr_batch *, lr_error *err);
+int lr_cuda_finish(lr_backend *, lr_plan *, const lr_batch *, lr_error *err);
 /* Forgets captured graphs: what they point to has moved. */
 void lr_cuda_graphs_drop(lr_plan *);
+
+/* ---- cuda_draw.c ---- */
+
+/* Draws from the logits that the stream is about to have, and waits for the results. */
+int lr_cuda_draw(lr_plan *, const lr_draws *, lr_error *err);
+void lr_cuda_draw_close(lr_plan *);
 
 /* ---- cuda_blas.c ---- */
 

@@ -584,7 +584,8 @@ int lr_cuda_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *k
                    .tile_wide = max_rows};
     cudaSetDevice(p->be->index);
     builder b = {.p = p, .be = p->be, .g = prog, .kv = kv};
-    int rc = build(&b, err);
+    int rc = (p->drawn = lr_malloc((size_t)max_out)) ? 0 : lr_fail(err, LR_ENOMEM, "no memory for the plan");
+    if (!rc) rc = build(&b, err);
     free_builder(&b);
     if (!rc) {
         cudaError_t e = cudaStreamSynchronize(p->be->stream);
@@ -606,6 +607,7 @@ void lr_cuda_plan_free(lr_backend *be, lr_plan *p)
     cudaSetDevice(((cuda_backend *)be)->index);
     cudaStreamSynchronize(p->be->stream);
     lr_cuda_graphs_drop(p);
+    lr_cuda_draw_close(p);
     p->be->bytes_work -= p->counted;
     void *const device[] = {p->work, p->consts, p->scratch, p->parts, p->dense, p->exchange, p->echo, p->meta_dev};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)
@@ -616,5 +618,6 @@ void lr_cuda_plan_free(lr_backend *be, lr_plan *p)
     if (p->met) cudaEventDestroy(p->met);
     lr_free(p->pieces);
     lr_free(p->steps);
+    lr_free(p->drawn);
     lr_free(p);
 }

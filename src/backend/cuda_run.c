@@ -256,13 +256,35 @@ static cudaError_t fetch(lr_plan *p, void *dst, int piece, size_t bytes)
     return e;
 }
 
+/* Logits of the rows that nobody draws from here, to their places. */
+static cudaError_t fetch_logits(lr_plan *p, const lr_batch *b, int n)
+{
+    size_t row = (size_t)p->n_vocab * sizeof(float);
+    char *drawn = p->drawn;
+    cudaError_t e = cudaSuccess;
+    if (!b->draws || b->draws->n == 0) return fetch(p, b->logits, p->logits, (size_t)n * row);
+    memset(drawn, 0, (size_t)n);
+    for (int i = 0; i < b->draws->n; i++)
+        if (b->draws->at[i].out >= 0) drawn[b->draws->at[i].out] = 1;
+    for (int i = 0, end; i < n && !e; i = end + 1) {
+        for (end = i; end < n && !drawn[end]; end++) {
+        }
+        if (end > i)
+            e = cudaMemcpyAsync((char *)b->logits + (size_t)i * row, p->pieces[p->logits].at + (size_t)i * row,
+                                (size_t)(end - i) * row, cudaMemcpyDeviceToHost, p->be->stream);
+    }
+    return e;
+}
+
 static int results(lr_plan *p, const lr_batch *b, lr_error *err)
 {
-    size_t n = (size_t)(p->partial ? b->n_rows : b->n_out);
+    int n = p->partial ? b->n_rows : b->n_out;
     cudaError_t e = cudaSuccess;
-    if (n && b->logits) e = fetch(p, b->logits, p->logits, n * (size_t)p->n_vocab * sizeof(float));
+    if (n && b->logits) e = fetch_logits(p, b, n);
     if (!e && n && b->hidden && p->hidden >= 0)
-        e = fetch(p, b->hidden, p->hidden, n * (size_t)p->n_hidden * sizeof(float));
+        e = fetch(p, b->hidden, p->hidden, (size_t)n * (size_t)p->n_hidden * sizeof(float));
+    int rc = !e && b->draws && b->draws->n ? lr_cuda_draw(p, b->draws, err) : 0;
+    if (rc) return rc;
     if (!e) e = cudaStreamSynchronize(p->be->stream);
     return e ? lr_cuda_failed(p->be, (int)e, "running a batch", err) : 0;
 }
@@ -273,7 +295,7 @@ static int make_echo_room(lr_plan *p, const lr_batch *b, lr_error *err)
     return lr_cuda_alloc(p->be, &p->echo, p->echo_bytes, "drafts' keys and values", err);
 }
 
-int lr_cuda_run(lr_backend *be, lr_plan *p, lr_kv_store *kv, const lr_batch *b, lr_error *err)
+int lr_cuda_launch(lr_backend *be, lr_plan *p, lr_kv_store *kv, const lr_batch *b, lr_error *err)
 {
     cuda_meta m;
     if (b->n_rows < 1 || b->n_rows > p->max_rows || b->n_out > p->max_out || b->n_echoes > p->max_rows)
@@ -281,6 +303,8 @@ int lr_cuda_run(lr_backend *be, lr_plan *p, lr_kv_store *kv, const lr_batch *b, 
                        p->max_rows, p->max_out);
     cudaSetDevice(p->be->index);
     if (kv->failed) return lr_cuda_failed((cuda_backend *)be, kv->failed, "copying KV blocks", err);
+    if (p->under_way) cudaStreamSynchronize(p->be->stream); /* nobody wants it: its numbers are written over */
+    p->under_way = false;
     int padded = bucket(p, b), rows = padded ? padded : b->n_rows;
     lay_out(p, b, rows, padded ? padded : b->n_out, &m);
     int rc = make_room(p, m.n, err);
@@ -303,5 +327,20 @@ int lr_cuda_run(lr_backend *be, lr_plan *p, lr_kv_store *kv, const lr_batch *b, 
     }
     if (e) return lr_cuda_failed(p->be, (int)e, "copying a batch's tables", err);
     rc = padded ? run_graph(p, kv, &w, err) : walk(p, kv, &w, err);
-    return rc ? rc : results(p, b, err);
+    p->under_way = rc == 0;
+    return rc;
+}
+
+int lr_cuda_finish(lr_backend *be, lr_plan *p, const lr_batch *b, lr_error *err)
+{
+    cudaSetDevice(((cuda_backend *)be)->index);
+    if (!p->under_way) return lr_fail(err, LR_ESTATE, "no batch is under way");
+    p->under_way = false;
+    return results(p, b, err);
+}
+
+int lr_cuda_run(lr_backend *be, lr_plan *p, lr_kv_store *kv, const lr_batch *b, lr_error *err)
+{
+    int rc = lr_cuda_launch(be, p, kv, b, err);
+    return rc ? rc : lr_cuda_finish(be, p, b, err);
 }

@@ -14,7 +14,7 @@
 enum { MAX_THREADS = 8 }; /* each has several vocabularies of memory */
 #define WORTH 65536       /* logits of a step below which waking threads costs more */
 
-struct lr_draws {
+struct lr_own_draws {
     lr_drawn *at; /* (max_seqs) */
     int n, cap;
     uint32_t *masks; /* (n_masks, words) copies: a mask is good until the next one is asked for */
@@ -23,12 +23,14 @@ struct lr_draws {
     atomic_int next;
 };
 
-/* May its token be drawn by any thread, ahead of what is done with it? */
-static bool anywhere(const lr_request *r)
+bool lr_request__draws_plainly(const lr_request *r)
 {
-    return r && r->info.kind == LR_REQ_GENERATE && r->n_out == 1 && lr_spec__n(r) == 0 && r->fault == LR_FAULT_NONE &&
+    return r->info.kind == LR_REQ_GENERATE && r->n_out == 1 && lr_spec__n(r) == 0 && r->fault == LR_FAULT_NONE &&
            !r->want_cancel && lr_engine__active(r) && lr_sampler_calls_nothing(r->sampler);
 }
+
+/* May its token be drawn by any thread, ahead of what is done with it? */
+static bool anywhere(const lr_request *r) { return r && !r->drawn && lr_request__draws_plainly(r); }
 
 static void draw(lr_drawn *d)
 {
@@ -40,7 +42,7 @@ static void draw(lr_drawn *d)
 
 static void draw_some(void *arg, int thread, int n_threads)
 {
-    struct lr_draws *s = arg;
+    struct lr_own_draws *s = arg;
     if (thread >= MAX_THREADS || (thread > 0 && !s->desk[thread])) return;
     (void)n_threads;
     lr_sample_desk_use(thread > 0 ? s->desk[thread] : NULL);
@@ -52,7 +54,7 @@ static void draw_some(void *arg, int thread, int n_threads)
 /* Memory for the draws of a batch of n. False: there is none, and all is drawn as it is taken. */
 static bool make_room(lr_engine *e, int n)
 {
-    struct lr_draws *s = e->draws;
+    struct lr_own_draws *s = e->draws;
     if (!s) {
         s = e->draws = lr_calloc(1, sizeof *s);
         if (!s) return false;
@@ -70,7 +72,7 @@ static bool make_room(lr_engine *e, int n)
 }
 
 /* A copy of the mask, or NULL if there is no memory. */
-static const uint32_t *keep_mask(struct lr_draws *s, const uint32_t *mask)
+static const uint32_t *keep_mask(struct lr_own_draws *s, const uint32_t *mask)
 {
     if (s->n_masks == s->cap_masks) return NULL;
     uint32_t *copy = s->masks + (size_t)s->n_masks++ * (size_t)s->words;
@@ -79,7 +81,7 @@ static const uint32_t *keep_mask(struct lr_draws *s, const uint32_t *mask)
 }
 
 /* Adds a request's draw, with all that needs the engine's thread done. */
-static void add(struct lr_draws *s, lr_request *r)
+static void add(struct lr_own_draws *s, lr_request *r)
 {
     lr_drawn *d = &s->at[s->n];
     const uint32_t *mask = NULL;
@@ -99,7 +101,7 @@ static void add(struct lr_draws *s, lr_request *r)
 }
 
 /* Room for the copies of n masks. */
-static void mask_room(struct lr_draws *s, int n)
+static void mask_room(struct lr_own_draws *s, int n)
 {
     if (n <= s->cap_masks) return;
     uint32_t *masks = lr_calloc((size_t)n, (size_t)s->words * sizeof *masks);
@@ -119,7 +121,7 @@ void lr_engine__draw_ahead(lr_engine *e, const lr_batch *b)
         masks += e->batch_req[i]->con.mask != NULL;
     }
     if (n < 2 || (long)n * e->model->n_vocab < WORTH || !make_room(e, n)) return;
-    struct lr_draws *s = e->draws;
+    struct lr_own_draws *s = e->draws;
     s->n = s->n_masks = 0;
     mask_room(s, masks);
     for (int i = 0; i < b->n_seqs; i++)
@@ -130,7 +132,7 @@ void lr_engine__draw_ahead(lr_engine *e, const lr_batch *b)
 
 void lr_engine__free_draws(lr_engine *e)
 {
-    struct lr_draws *s = e->draws;
+    struct lr_own_draws *s = e->draws;
     if (!s) return;
     for (int i = 0; i < MAX_THREADS; i++) lr_sample_desk_free(s->desk[i]);
     lr_free(s->at);

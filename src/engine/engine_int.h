@@ -132,7 +132,8 @@ struct lr_engine {
     struct lr_record *record;   /* record.h; NULL = none is kept */
     bool exact;                 /* a replay: see lr_engine_set_exact */
     struct lr_spec_state *spec; /* speculate_int.h; NULL = nobody asked for drafts */
-    struct lr_draws *draws;     /* draws.c */
+    struct lr_own_draws *draws; /* draws.c */
+    struct lr_asked *asked;     /* told_draws.c */
 };
 
 static inline bool lr_engine__active(const lr_request *r)
@@ -191,9 +192,16 @@ typedef struct lr_drawn {
     lr_error err;
 } lr_drawn;
 
+/* Is its next token one draw, that nobody's callbacks have a say in? */
+bool lr_request__draws_plainly(const lr_request *);
 /* Draws what can be drawn by all threads; sets the requests' `drawn`. */
 void lr_engine__draw_ahead(lr_engine *, const lr_batch *);
 void lr_engine__free_draws(lr_engine *);
+
+/* told_draws.c: draws that the model makes. Before its results: b->draws; behind them: the requests' `drawn`. */
+void lr_engine__ask_draws(lr_engine *, lr_batch *);
+void lr_engine__take_draws(lr_engine *, const lr_batch *);
+void lr_engine__free_asked(lr_engine *);
 int lr_request__more_text(lr_request *, size_t n, lr_error *err);
 int lr_request__cmp_ids(const void *a, const void *b);   /* order of stop_ids */
 bool lr_request__is_end(const lr_request *, int32_t id); /* the token ends it */

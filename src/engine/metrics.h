@@ -22,6 +22,7 @@
     X(steps, "steps_total", "Steps that ran rows")                                                                     \
     X(idle_steps, "idle_steps_total", "Steps in which a policy left runnable work lying")                              \
     X(refused, "requests_refused_total", "Requests refused at admission")                                              \
+    X(device_draws, "device_draws_total", "Tokens drawn on the device")                                                \
     X(spec_drafts, "spec_decode_num_drafts_total", "Drafts that were verified")                                        \
     X(spec_drafted, "spec_decode_num_draft_tokens_total", "Tokens of drafts")                                          \
     X(spec_accepted, "spec_decode_num_accepted_tokens_total", "Tokens of drafts that were taken")                      \

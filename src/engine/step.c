@@ -49,6 +49,7 @@ static void make_batch(lr_engine *e, lr_batch *b)
 
 static void take_results(lr_engine *e, const lr_batch *b)
 {
+    lr_engine__take_draws(e, b);
     lr_engine__draw_ahead(e, b);
     for (int i = 0; i < b->n_seqs; i++) {
         lr_request *r = e->batch_req[i];
@@ -199,6 +200,7 @@ int lr_engine_step(lr_engine *e, lr_error *err)
     e->n_batch = b.n_seqs;
     e->n_outs = b.n_out;
     if (b.n_rows > 0) {
+        lr_engine__ask_draws(e, &b);
         rc = e->model->ops->forward(e->model, &b, &why);
         t1 = lr_engine__now(e);
         lr_kv_set_time(e->kv, t1);

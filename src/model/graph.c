@@ -701,6 +701,8 @@ int lr_graph_finish(lr_graph *g, int logits, int hidden, const lr_graph_info *in
     m->n_vocab = n_vocab;
     m->n_ctx = info->n_ctx;
     m->echoes = g->be->ops->echoes;
+    m->draws = g->be->ops->draws;
+    m->halves = g->be->ops->launch != NULL;
     if (g->n_positions && g->n_positions < m->n_ctx) m->n_ctx = g->n_positions;
     m->fingerprint = info->fingerprint;
     m->vocab = lr_vocab_ref(info->vocab);

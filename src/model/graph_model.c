@@ -35,6 +35,19 @@ static int model_forward(lr_model *m, const lr_batch *b, lr_error *err)
     return !rc && g->src.intact ? g->src.intact(g->src.user, false, err) : rc;
 }
 
+static int model_launch(lr_model *m, const lr_batch *b, lr_error *err)
+{
+    lr_graph *g = (lr_graph *)m;
+    return g->be->ops->launch(g->be, g->plan, g->kv, b, err);
+}
+
+static int model_finish(lr_model *m, const lr_batch *b, lr_error *err)
+{
+    lr_graph *g = (lr_graph *)m;
+    int rc = g->be->ops->finish(g->be, g->plan, b, err);
+    return !rc && g->src.intact ? g->src.intact(g->src.user, false, err) : rc;
+}
+
 static void model_kv_copy(lr_model *m, int group, int dst, int src)
 {
     lr_graph *g = (lr_graph *)m;
@@ -87,8 +100,19 @@ static void model_parallel(lr_model *m, lr_pool_fn fn, void *arg)
 }
 
 const lr_model_ops lr_graph__ops = {
-    model_free,     model_start,  model_forward, model_kv_copy,  model_kv_block_bytes, model_kv_read,
-    model_kv_write, model_memory, model_room,    model_parallel, model_threads,
+    .free = model_free,
+    .start = model_start,
+    .forward = model_forward,
+    .kv_copy = model_kv_copy,
+    .kv_block_bytes = model_kv_block_bytes,
+    .kv_read = model_kv_read,
+    .kv_write = model_kv_write,
+    .memory = model_memory,
+    .room = model_room,
+    .parallel = model_parallel,
+    .threads = model_threads,
+    .launch = model_launch,
+    .finish = model_finish,
 };
 
 const lr_share *lr_graph_share(const lr_model *m)

@@ -31,6 +31,9 @@ typedef struct lr_model_ops {
     /* Runs fn(arg, thread, n_threads) on the threads that compute, and how many these are. NULL: there are none. */
     void (*parallel)(lr_model *, lr_pool_fn fn, void *arg);
     int (*threads)(const lr_model *);
+    /* forward in two halves, where `halves` says so: see lr_backend_ops. */
+    int (*launch)(lr_model *, const lr_batch *, lr_error *err);
+    int (*finish)(lr_model *, const lr_batch *, lr_error *err);
 } lr_model_ops;
 
 struct lr_model {
@@ -43,6 +46,8 @@ struct lr_model {
     int n_groups;                /* KV block groups in use */
     int window[LR_KV_GROUPS];    /* positions a layer of the group looks back over; 0 = all */
     bool echoes;                 /* forward knows echoes (lr_batch_echo): drafts may be trees */
+    bool draws;                  /* forward draws tokens (lr_batch.draws) */
+    bool halves;                 /* launch and finish may be called */
     bool tells;                  /* forward tells tokens (lr_batch.told) and no logits: requests only generate, without
                                     text, log-probabilities, constraints or drafts */
     uint64_t fingerprint;        /* of file and graph: ties snapshots to the model */

@@ -161,8 +161,8 @@ static void memory(const lr_model *m, size_t *weights, size_t *kv, size_t *work)
     *work = (size_t)s->cfg.n_ctx * sizeof(int32_t);
 }
 
-static const lr_model_ops ops = {free_model, start,  forward, kv_copy, block_bytes, kv_read,
-                                 kv_write,   memory, NULL,    NULL,    NULL};
+static const lr_model_ops ops = {free_model, start, forward, kv_copy, block_bytes, kv_read, kv_write,
+                                 memory,     NULL,  NULL,    NULL,    NULL,        NULL};
 
 int lr_scripted_new(lr_model **out, const lr_scripted_config *cfg, lr_error *err)
 {

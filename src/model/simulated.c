@@ -121,8 +121,8 @@ static void kv_write(lr_model *m, int g, int b, const void *src)
 
 static void memory(const lr_model *m, size_t *weights, size_t *kv, size_t *work) { *weights = *kv = *work = 0; }
 
-static const lr_model_ops ops = {free_model, start,  forward, kv_copy, block_bytes, kv_read,
-                                 kv_write,   memory, NULL,    NULL,    NULL};
+static const lr_model_ops ops = {free_model, start, forward, kv_copy, block_bytes, kv_read, kv_write,
+                                 memory,     NULL,  NULL,    NULL,    NULL,        NULL};
 
 bool lr_simulated_is(const lr_model *m) { return m->ops == &ops; }
 

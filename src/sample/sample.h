@@ -98,6 +98,9 @@ typedef struct lr_top {
     float logprob;
 } lr_top;
 
+#define LR_SAMPLE_NOT_FINITE "logits are not finite"
+#define LR_SAMPLE_NONE_LEFT  "no token is left to draw: all are masked, banned or -inf"
+
 /* Draws a token. logits (n_vocab) is overwritten. mask: allowed-token bits from a grammar, or NULL. n_top >= 0:
  * *logprob and top[0..n_top-1] are filled first (n_top <= 64; sorted, best first), -1 = not wanted. Errors: a row
  * without any finite logit (NaN, all -inf) is LR_EINVAL "logits are not finite"; a callback's own. */

@@ -1,17 +1,12 @@
 /* sampler.c - making, copying and running sampler chains: see sample.h */
+#include "base/mass.h"
 #include "base/mem.h"
-#include "sample/sample_int.h"
+#include "sample/row.h"
+#include "sample/sampler_int.h"
 #include <math.h>
 #include <string.h>
 
 enum { MAX_STAGES = 64, MAX_TOP = 64 };
-
-struct lr_sampler {
-    lr_stage *stages;
-    lr_stage_state *state; /* (n_stages) */
-    int n_stages, n_vocab;
-    uint64_t seed, generation;
-};
 
 static _Thread_local lr_scratch scratch;
 static _Thread_local lr_scratch *lent; /* of a desk; NULL: the thread's own */
@@ -21,6 +16,7 @@ struct lr_sample_desk {
 };
 
 static lr_scratch *desk(void) { return lent ? lent : &scratch; }
+lr_scratch *lr_sampler__scratch(void) { return desk(); }
 
 /* ---- scratch ---- */
 
@@ -320,7 +316,7 @@ static int run_chain(lr_sampler *s, lr_logits *l, float *logits, const uint32_t 
     bool later = !mask && s->n_stages > 0 && s->stages[0].kind == LR_STAGE_TOP_K && s->stages[0].n > 0 &&
                  s->stages[0].n <= LR_TOPK_MAX && s->stages[0].n < s->n_vocab;
     float best = later ? 0 : w->k->max(logits, s->n_vocab);
-    if (!(best > -INFINITY) || best == INFINITY) return lr_fail(err, LR_EINVAL, "logits are not finite");
+    if (!(best > -INFINITY) || best == INFINITY) return lr_fail(err, LR_EINVAL, LR_SAMPLE_NOT_FINITE);
     if (mask) w->k->mask(logits, mask, s->n_vocab);
     w->best = best;
     w->best_known = !mask && !later;
@@ -329,40 +325,41 @@ static int run_chain(lr_sampler *s, lr_logits *l, float *logits, const uint32_t 
         int rc = lr_stage_run(&s->stages[i], &s->state[i], l, w, ctx, err);
         if (rc) return rc;
         if (i == 0 && later && (l->n_cand < 1 || l->cand[0] == INFINITY))
-            return lr_fail(err, LR_EINVAL, "logits are not finite");
+            return lr_fail(err, LR_EINVAL, LR_SAMPLE_NOT_FINITE);
         if (l->n_cand == 0) break;
     }
     float top = l->n_cand < 0 ? w->k->max(logits, s->n_vocab) : l->n_cand > 0 ? l->cand[0] : -INFINITY;
-    if (!(top > -INFINITY)) return lr_fail(err, LR_EINVAL, "no token is left to draw: all are masked, banned or -inf");
-    if (l->n_cand < 0 && top == INFINITY) return lr_fail(err, LR_EINVAL, "logits are not finite");
+    if (!(top > -INFINITY)) return lr_fail(err, LR_EINVAL, LR_SAMPLE_NONE_LEFT);
+    if (top == INFINITY) return lr_fail(err, LR_EINVAL, LR_SAMPLE_NOT_FINITE);
     return 0;
 }
 
-static int32_t draw_candidate(const lr_logits *l, double u)
+static int32_t draw_candidate(const lr_logits *l, const lr_scratch *w, double u)
 {
-    double sum = 0, at = 0;
     if (l->n_cand == 1) return l->cand_id[0];
-    for (int i = 0; i < l->n_cand; i++) sum += exp((double)l->cand[i] - (double)l->cand[0]);
-    for (int i = 0; i < l->n_cand; i++) {
-        at += exp((double)l->cand[i] - (double)l->cand[0]);
-        if (at > u * sum) return l->cand_id[i];
-    }
-    return l->cand_id[l->n_cand - 1];
+    uint64_t target = lr_mass_target(u, w->k->mass(l->cand, l->n_cand, l->cand[0])), at = 0;
+    int i = 0;
+    while (i + 1 < l->n_cand && (at += lr_mass_units(lr_mass(l->cand[i] - l->cand[0]))) <= target) i++;
+    return l->cand_id[i];
 }
 
+/* By ascending id. */
 static int32_t draw_dense(const lr_logits *l, const lr_scratch *w, double u)
 {
-    float lse = w->k->logsumexp(l->x, l->n_vocab);
-    double at = 0;
-    int32_t last = -1;
-    for (int i = 0; i < l->n_vocab; i++) {
-        float x = l->x[i];
-        if (!(x > -INFINITY)) continue;
-        last = i;
-        at += (double)expf(x - lse);
-        if (at > u) break;
+    enum { PARTS = 256 };
+    uint64_t part[PARTS], all = 0, at = 0;
+    float best = w->k->max(l->x, l->n_vocab);
+    int len = (l->n_vocab + PARTS - 1) / PARTS, n = 0, p = 0, i;
+    len = (len + 15) / 16 * 16;
+    for (i = 0; i < l->n_vocab; i += len, n++) {
+        part[n] = w->k->mass(l->x + i, l->n_vocab - i < len ? l->n_vocab - i : len, best);
+        all += part[n];
     }
-    return last;
+    uint64_t target = lr_mass_target(u, all);
+    while (p + 1 < n && at + part[p] <= target) at += part[p++];
+    for (i = p * len; i + 1 < l->n_vocab; i++)
+        if ((at += lr_mass_units(lr_mass(l->x[i] - best))) > target) break;
+    return i;
 }
 
 /* Tells a stage that learns, which is the last, what was drawn. */
@@ -392,7 +389,7 @@ static int prepare(lr_sampler *s, lr_logits *l, float *logits, const uint32_t *m
         return lr_fail(err, LR_EINVAL, "%d log-probabilities a token; %d are the most", n_top, MAX_TOP);
     if (n_top >= 0) {
         memcpy(w->raw, logits, (size_t)s->n_vocab * sizeof *logits);
-        *lse = w->k->logsumexp(logits, s->n_vocab);
+        *lse = lr_row_logsumexp(logits, s->n_vocab);
         fill_top(w, s->n_vocab, *lse, n_top, top);
     }
     return run_chain(s, l, logits, mask, ctx, err);
@@ -406,7 +403,7 @@ int lr_sampler_draw(lr_sampler *s, float *logits, const uint32_t *mask, const lr
     int rc = prepare(s, &l, logits, mask, ctx, n_top, &lse, top, err);
     if (rc) return rc;
     double u = lr_sample_uniform(s->seed, ctx->position, 0);
-    *token = l.n_cand < 0 ? draw_dense(&l, desk(), u) : draw_candidate(&l, u);
+    *token = l.n_cand < 0 ? draw_dense(&l, desk(), u) : draw_candidate(&l, desk(), u);
     learn(s, &l, *token);
     if (n_top >= 0) *logprob = desk()->raw[*token] - lse;
     return 0;

@@ -4,6 +4,8 @@
  * lower id first on ties. Stages that only look at the best few tokens of a dense row never sort the vocabulary: they
  * take all tokens above a threshold, which the vocabulary kernels find in one pass, and sort those.
  */
+#include "base/mass.h"
+#include "sample/row.h"
 #include "sample/sample_int.h"
 #include <math.h>
 #include <string.h>
@@ -14,6 +16,7 @@
 static uint32_t descending_key(float f)
 {
     uint32_t u;
+    f += 0.0f; /* one key for both zeros */
     memcpy(&u, &f, sizeof u);
     return u & 0x80000000u ? u : ~(u | 0x80000000u);
 }
@@ -228,7 +231,7 @@ void lr_stage_top_k(int k, lr_logits *l, lr_scratch *w)
 
 double lr_stage_lse(const lr_logits *l, const lr_scratch *w)
 {
-    if (l->n_cand < 0) return (double)w->k->logsumexp(l->x, l->n_vocab);
+    if (l->n_cand < 0) return (double)lr_row_logsumexp(l->x, l->n_vocab);
     if (l->n_cand == 0) return 0;
     double sum = 0;
     for (int i = 0; i < l->n_cand; i++) sum += exp((double)l->cand[i] - (double)l->cand[0]);
@@ -241,7 +244,7 @@ double lr_stage_lse(const lr_logits *l, const lr_scratch *w)
 static void narrow_to_mass(double p, double lse, lr_logits *l, lr_scratch *w)
 {
     enum { A_UNIT = 64, FAR = 96 };
-    double below[A_UNIT * FAR], margin = 1e-6; /* what the sums of single precision may be off */
+    double below[A_UNIT * FAR], margin = 1e-6; /* what masses may be off */
     int count[A_UNIT * FAR];
     float best = best_of_row(l, w);
     for (int d = 3; d <= FAR; d *= 2) {
@@ -272,12 +275,14 @@ static void top_p(float p, lr_logits *l, lr_scratch *w)
         lr_stage_keep_best(l, w);
         return;
     }
-    double lse = lr_stage_lse(l, w);
-    if (l->n_cand < 0) narrow_to_mass((double)p, lse, l, w);
-    double sum = 0;
+    float best = l->n_cand < 0 ? best_of_row(l, w) : l->n_cand > 0 ? l->cand[0] : 0;
+    if (isinf(best)) return;
+    uint64_t all = l->n_cand < 0 ? w->k->mass(l->x, l->n_vocab, best) : w->k->mass(l->cand, l->n_cand, best), sum = 0;
+    uint64_t need = lr_mass_share(p, all);
+    if (l->n_cand < 0) narrow_to_mass((double)p, lr_row_log_of_mass(best, all), l, w);
     for (int i = 0; i < l->n_cand; i++) {
-        sum += exp((double)l->cand[i] - lse);
-        if (sum >= (double)p) l->n_cand = i + 1;
+        sum += lr_mass_units(lr_mass(l->cand[i] - best));
+        if (sum >= need) l->n_cand = i + 1;
     }
 }
 

@@ -1,6 +1,7 @@
-/* test_vocab_kernels.c - argmax, max, logsumexp, top-k, compaction and masks of every instruction set of this machine:
+/* test_vocab_kernels.c - argmax, max, mass, top-k, compaction and masks of every instruction set of this machine:
  * against plain sorting and float64 sums, with ties, NaN and infinities, at odd lengths and at a vocabulary of 262144.
  */
+#include "base/mass.h"
 #include "cpu/vocab_int.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -88,40 +89,49 @@ static void test_max(void **state)
         for (int i = 0; i < 40; i++) x[i] = NAN;
         assert_int_equal(tables[t].argmax(x, 40), -1);
         assert_true(tables[t].max(x, 40) == -INFINITY);
-        assert_true(tables[t].logsumexp(x, 40) == -INFINITY);
         x[37] = -INFINITY;
         assert_int_equal(tables[t].argmax(x, 40), 37);
     }
 }
 
-static void test_logsumexp(void **state)
+/* The sums of all tables are the same number, and near what they stand for. */
+static void test_mass(void **state)
 {
     for (int li = 0; li < 14; li++) {
         for (int kind = 0; kind < N_KINDS; kind++) {
             int n = lengths[li];
             fill(n, kind);
-            double top = -INFINITY, sum = 0;
+            float top = -INFINITY;
+            double sum = 0;
+            uint64_t want = 0;
             for (int i = 0; i < n; i++) top = x[i] > top ? x[i] : top;
-            for (int i = 0; i < n; i++) sum += x[i] == x[i] && top > -INFINITY ? exp(x[i] - top) : 0;
-            double want = top + log(sum);
+            if (isinf(top)) continue;
+            for (int i = 0; i < n; i++) {
+                if (x[i] == x[i]) sum += exp((double)x[i] - top);
+                want += lr_mass_units(lr_mass(x[i] - top));
+            }
             for (int t = 0; t < n_tables; t++) {
-                float got = tables[t].logsumexp(x, n);
-                if (top == -INFINITY)
-                    assert_true(got == -INFINITY);
-                else if (!(fabs(got - want) <= 2e-7 * fabs(want) + 2e-7)) {
-                    fail_msg("%s: logsumexp n %d kind %d: %.9g, expected %.9g", tables[t].name, n, kind, (double)got,
-                             want);
-                }
+                uint64_t got = tables[t].mass(x, n, top);
+                if (got != want || !(fabs((double)got * 0x1p-40 / sum - 1) <= 5e-7))
+                    fail_msg("%s: mass n %d kind %d: %.12g, expected %.12g, near %.12g", tables[t].name, n, kind,
+                             (double)got * 0x1p-40, (double)want * 0x1p-40, sum);
             }
         }
     }
     for (int t = 0; t < n_tables; t++) {
-        float one[3] = {-INFINITY, 88.5f, -INFINITY}, big[2] = {3e38f, 3e38f};
-        assert_true(tables[t].logsumexp(one, 3) == 88.5f);
-        assert_true(tables[t].logsumexp(big, 2) == 3e38f);
-        big[1] = INFINITY;
-        assert_true(tables[t].logsumexp(big, 2) == INFINITY);
+        float few[4] = {-INFINITY, 88.5f, NAN, 60.4f}, flat[9];
+        assert_true(tables[t].mass(few, 4, 88.5f) == (uint64_t)1 << 40);
+        for (int i = 0; i < 9; i++) flat[i] = 3e38f;
+        assert_true(tables[t].mass(flat, 9, 3e38f) == 9 * ((uint64_t)1 << 40));
     }
+    for (int i = 0; i < 100000; i++) { /* e^d all along its range */
+        float d = -(float)i * 2.9e-4f;
+        double want = exp((double)d), got = lr_mass(d);
+        assert_true(fabs(got - want) <= 2.5e-7 * want + 0x1p-41 + (d < -27.9f ? 0x1p-40 : 0));
+    }
+    assert_true(lr_mass_share(1, 77) == 77 && lr_mass_share(0, 77) == 1 && lr_mass_share(0.5f, 77) == 39);
+    assert_true(lr_mass_target(0, 9) == 0 &&
+                lr_mass_target(1 - 0x1p-53, ((uint64_t)1 << 60) + 1) < ((uint64_t)1 << 60) + 1);
 }
 
 static void test_topk(void **state)
@@ -226,7 +236,7 @@ int main(void)
         if (has[i]) tables[n_tables++] = all[i];
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_max),   cmocka_unit_test(test_logsumexp), cmocka_unit_test(test_topk),
+        cmocka_unit_test(test_max),   cmocka_unit_test(test_mass), cmocka_unit_test(test_topk),
         cmocka_unit_test(test_above), cmocka_unit_test(test_mask),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -224,6 +224,10 @@ static inline unsigned atomicAdd(unsigned *p, unsigned v)
 {
     return emu_rmw(p, [=](unsigned o) { return o + v; });
 }
+static inline unsigned long long atomicAdd(unsigned long long *p, unsigned long long v)
+{
+    return emu_rmw(p, [=](unsigned long long o) { return o + v; });
+}
 
 // ---- scalars ----
 template <class T> static inline T __ldg(const T *p) { return *p; }
