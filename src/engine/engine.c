@@ -263,6 +263,7 @@ void lr_engine_free(lr_engine *e)
     lr_spec__free_state(e);
     lr_engine__free_draws(e);
     lr_engine__free_asked(e);
+    lr_engine__free_ahead(e);
     lr_kv_free(e->kv);
     lr_model_free(e->model);
     lr_free(e->waiting.at);

@@ -134,6 +134,7 @@ struct lr_engine {
     struct lr_spec_state *spec; /* speculate_int.h; NULL = nobody asked for drafts */
     struct lr_own_draws *draws; /* draws.c */
     struct lr_asked *asked;     /* told_draws.c */
+    struct lr_ahead *ahead;     /* ahead.c */
 };
 
 static inline bool lr_engine__active(const lr_request *r)
@@ -202,6 +203,15 @@ void lr_engine__free_draws(lr_engine *);
 void lr_engine__ask_draws(lr_engine *, lr_batch *);
 void lr_engine__take_draws(lr_engine *, const lr_batch *);
 void lr_engine__free_asked(lr_engine *);
+
+/* ahead.c: whether the next step will probably be made of b's requests and nothing else, which may be said on a device
+ * that computes by itself. (Blocks then come a step earlier; a recording, which is to be the same on every device, has
+ * none of it.) The pass of that step, launched on a guess when b's tokens are drawn, but not all dealt with; and
+ * whether it is what the next b asks for: then b becomes the launched batch, and the requests' `out` its rows. */
+bool lr_engine__goes_on(const lr_engine *, const lr_batch *b);
+void lr_engine__launch_ahead(lr_engine *, const lr_batch *b);
+bool lr_engine__landed(lr_engine *, lr_batch *b);
+void lr_engine__free_ahead(lr_engine *);
 int lr_request__more_text(lr_request *, size_t n, lr_error *err);
 int lr_request__cmp_ids(const void *a, const void *b);   /* order of stop_ids */
 bool lr_request__is_end(const lr_request *, int32_t id); /* the token ends it */

@@ -23,6 +23,9 @@
     X(idle_steps, "idle_steps_total", "Steps in which a policy left runnable work lying")                              \
     X(refused, "requests_refused_total", "Requests refused at admission")                                              \
     X(device_draws, "device_draws_total", "Tokens drawn on the device")                                                \
+    X(ahead_taken, "steps_ahead_total",                                                                                \
+      "Steps whose pass the device had begun before the last one's tokens were dealt with")                            \
+    X(ahead_lost, "steps_ahead_lost_total", "Passes that were begun so, and not what the next step asked for")         \
     X(spec_drafts, "spec_decode_num_drafts_total", "Drafts that were verified")                                        \
     X(spec_drafted, "spec_decode_num_draft_tokens_total", "Tokens of drafts")                                          \
     X(spec_accepted, "spec_decode_num_accepted_tokens_total", "Tokens of drafts that were taken")                      \

@@ -47,26 +47,49 @@ static void make_batch(lr_engine *e, lr_batch *b)
 
 /* ---- results ---- */
 
+static void take_result(lr_engine *e, lr_request *r)
+{
+    lr_seq *q = r->info.seq;
+    int n = r->granted;
+    r->granted = 0;
+    r->info.n_computed += n + lr_spec__n(r);
+    e->metrics.computed_tokens += (uint64_t)(n + lr_spec__n(r));
+    if (r->n_out == 0) {
+        lr_kv_table_advance(e->kv, &q->kv, q->tokens, n);
+    } else {
+        lr_request__take_logits(r, n);
+        r->drawn = NULL;
+    }
+    if (lr_engine__active(r)) lr_request__update_pending(r);
+}
+
 static void take_results(lr_engine *e, const lr_batch *b)
 {
     lr_engine__take_draws(e, b);
-    lr_engine__draw_ahead(e, b);
-    for (int i = 0; i < b->n_seqs; i++) {
-        lr_request *r = e->batch_req[i];
-        if (!r) continue; /* a branch */
-        lr_seq *q = r->info.seq;
-        int n = r->granted;
-        r->granted = 0;
-        r->info.n_computed += n + lr_spec__n(r);
-        e->metrics.computed_tokens += (uint64_t)(n + lr_spec__n(r));
-        if (r->n_out == 0) {
-            lr_kv_table_advance(e->kv, &q->kv, q->tokens, n);
-        } else {
-            lr_request__take_logits(r, n);
-            r->drawn = NULL;
-        }
-        if (lr_engine__active(r)) lr_request__update_pending(r);
+    if (lr_engine__goes_on(e, b)) {
+        for (int i = 0; i < b->n_seqs; i++) /* what comes behind their tokens, the constraint says */
+            if (e->batch_req[i]->force) take_result(e, e->batch_req[i]);
+        lr_engine__launch_ahead(e, b);
     }
+    lr_engine__draw_ahead(e, b);
+    for (int i = 0; i < b->n_seqs; i++)
+        if (e->batch_req[i] && e->batch_req[i]->granted > 0)
+            take_result(e, e->batch_req[i]); /* else: a branch; taken */
+}
+
+/* Runs the batch, or takes what was launched for it before; where the device computes by itself, masks are made
+ * meanwhile. */
+static int forward(lr_engine *e, lr_batch *b, bool *landed, lr_error *err)
+{
+    const lr_model_ops *ops = e->model->ops;
+    lr_batch run = *b;
+    int rc = 0;
+    *landed = lr_engine__landed(e, &run);
+    if (e->model->halves && !*landed) rc = ops->launch(e->model, &run, err);
+    if (rc) return rc;
+    lr_engine__ask_draws(e, &run);
+    b->draws = run.draws;
+    return e->model->halves ? ops->finish(e->model, &run, err) : ops->forward(e->model, &run, err);
 }
 
 static void fail_batch(lr_engine *e, const lr_batch *b, lr_error *err)
@@ -200,12 +223,12 @@ int lr_engine_step(lr_engine *e, lr_error *err)
     e->n_batch = b.n_seqs;
     e->n_outs = b.n_out;
     if (b.n_rows > 0) {
-        lr_engine__ask_draws(e, &b);
-        rc = e->model->ops->forward(e->model, &b, &why);
+        bool landed;
+        rc = forward(e, &b, &landed, &why);
         t1 = lr_engine__now(e);
         lr_kv_set_time(e->kv, t1);
-        lr_spec__saw_forward(e, &b, t1 - tf);
-        lr_pace_saw_step(&e->pace, b.n_rows, t1 - tf);
+        if (!landed) lr_spec__saw_forward(e, &b, t1 - tf);
+        if (!landed) lr_pace_saw_step(&e->pace, b.n_rows, t1 - tf);
         if (rc) {
             fail_batch(e, &b, &why);
         } else {
