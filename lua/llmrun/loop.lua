@@ -5,10 +5,17 @@
 ---
 --- A ticket is fired once, with values; who waits on it gets them (at once if it was fired before). A task that is
 --- cancelled while it waits runs the wait's cleanup, then its <close> handlers.
+---
+--- Where Lua has no memory left, the task that asks for it fails; the loop itself goes on with a reserve (lua_guard.c).
+--- What tasks do here changes nothing before it has the memory for all of it.
 
 local core = require "llmrun.core"
 
 local M = {}
+
+--- fn(...), which goes on with the reserve where there is no other memory, and can't wait.
+M.critical = core.critical or function(fn, ...) return fn(...) end
+local memory_low = core.memory_low or function() return false end
 
 ---@class llmrun.Task
 ---@field state "ready"|"running"|"waiting"|"done"|"failed"|"cancelled"
@@ -36,8 +43,8 @@ M.running = false
 M.pause = nil
 
 local function push(task)
+    queue[tail + 1] = task
     tail = tail + 1
-    queue[tail] = task
 end
 
 --- A traceback without the loop's own frames at its end.
@@ -62,7 +69,12 @@ end
 --- Whether a task failed only because what it waited for was ended by someone else: no news to anybody.
 local function was_ended(task) return type(task.error) == "table" and task.error.code == "cancelled" end
 
-local function finish(task, state)
+local function finish_now(task, state)
+    local ticket, cleanup = task.ticket, task.cleanup
+    if ticket then -- it had no memory to wait with
+        ticket.task, task.ticket, task.cleanup = false, false, false
+        if cleanup then pcall(cleanup) end
+    end
     task.state = state
     alive[task] = nil
     task.co = nil
@@ -72,17 +84,21 @@ local function finish(task, state)
     for i = 1, #done do done[i](task) end
 end
 
+local function finish(task, state) return M.critical(finish_now, task, state) end
+
 --- Starts fn(...) as a task of its own. It runs when the present task waits next.
 ---@param fn function
 ---@return llmrun.Task
 function M.spawn(fn, ...)
-    local task = setmetatable({ state = "ready", on_done = {}, values = table.pack(...) }, Task)
+    local task = setmetatable({
+        state = "ready", on_done = {}, values = table.pack(...), ticket = false, cleanup = false,
+    }, Task)
     task.limit = current and current.limit
     task.co = coroutine.create(function(...)
         return xpcall(fn, on_error, ...)
     end)
-    alive[task] = true
     push(task)
+    alive[task] = true -- before that it is not run
     return task
 end
 
@@ -113,7 +129,9 @@ local function conclude(task, ok, ...)
 end
 
 local function after_step(task, how, ...)
-    if how == "done" then
+    if how == "parked" then
+        task.state = "waiting"
+    elseif how == "done" then
         conclude(task, ...)
     elseif how == "yielded" then -- a plain coroutine.yield of the program's: lets others run
         task.state = "ready"
@@ -126,7 +144,7 @@ end
 
 local function run_task(task)
     local values = task.values
-    task.values = nil
+    task.values = false
     task.state = "running"
     current = task
     -- core.step never raises, whatever the task does
@@ -139,21 +157,21 @@ local function run_task(task)
 end
 
 --- A new ticket: fired once, waited for by one task at most.
-function M.ticket() return { fired = false } end
+function M.ticket() return { fired = false, task = false, values = false } end
 
 --- Fires a ticket. A second firing does nothing.
 function M.fire(ticket, ...)
     if ticket.fired then return end
-    ticket.fired = true
-    local task = ticket.task
-    if task then
-        task.values = table.pack(...)
-        task.ticket, task.cleanup = nil, nil
-        task.state = "ready"
+    local task, values = ticket.task, table.pack(...)
+    if task and task.ticket == ticket and task.state == "waiting" then
         push(task)
+        task.values = values
+        task.ticket, task.cleanup = false, false
+        task.state = "ready"
     else
-        ticket.values = table.pack(...)
+        ticket.values = values
     end
+    ticket.fired = true
 end
 
 --- "file:line: " of the innermost function that is not part of this library; "" if there is none.
@@ -186,7 +204,7 @@ end
 local function woken(ticket, what, first, ...)
     if first ~= core.failed then return first, ... end
     local task, cleanup = current, current.cleanup
-    ticket.task, task.ticket, task.cleanup, task.state = nil, nil, nil, "running"
+    ticket.task, task.ticket, task.cleanup, task.state = false, false, false, "running"
     if cleanup then cleanup() end
     cant_wait(what, ...)
 end
@@ -202,8 +220,7 @@ function M.wait(ticket, what, cleanup)
     M.check_can_wait(what)
     local task = current
     ticket.task = task
-    task.ticket, task.cleanup = ticket, cleanup
-    task.state = "waiting"
+    task.ticket, task.cleanup = ticket, cleanup or false
     return woken(ticket, what, core.wait())
 end
 
@@ -214,12 +231,12 @@ function Task:cancel(reason)
     if not alive[self] then return false end
     if self == current then error("a task can't cancel itself", 2) end
     local cleanup = self.cleanup
-    if self.ticket then self.ticket.task = nil end
-    self.ticket, self.cleanup, self.values = nil, nil, nil
+    if self.ticket then self.ticket.task = false end
+    self.ticket, self.cleanup, self.values = false, false, false
     self.cancel_reason = reason or "cancelled"
     alive[self] = nil
     if cleanup then cleanup() end
-    local ok, err = core.close(self.co)
+    local ok, err = M.critical(core.close, self.co)
     if not ok then
         io.stderr:write("llmrun: error in a close handler of a cancelled branch: ", tostring(err), "\n")
     end
@@ -442,6 +459,7 @@ end
 
 --- One round. False if nothing can happen any more.
 local function turn(main)
+    if memory_low() then collectgarbage() end
     poll(0)
     run_timers()
     for _ = 1, ROUNDS do

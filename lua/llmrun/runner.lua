@@ -153,23 +153,29 @@ function Op:wait(want)
     self.news = 0
 end
 
---- Ends the request if it still runs; who waits for it gets what there is.
-function Op:cancel()
-    if self.closed or self.done then return end
+local function cancel_now(self)
     self.req:cancel()
     self.runner:dispatch()
 end
 
---- Ends the request if it still runs, and lets go of its results. Who waits for it is woken: inside of a step the
---- request's end is put off, and by then nobody listens.
-function Op:close()
-    if self.closed then return end
+--- Ends the request if it still runs; who waits for it gets what there is.
+function Op:cancel()
+    if not self.closed and not self.done then loop.critical(cancel_now, self) end
+end
+
+local function close_now(self)
     self.closed, self.done = true, true
     self.runner.ops[self.key] = nil
     if not self.runner.closed then self.req:close() end
     local ticket = self.ticket
     self.ticket = nil
     if ticket then loop.fire(ticket) end
+end
+
+--- Ends the request if it still runs, and lets go of its results. Who waits for it is woken: inside of a step the
+--- request's end is put off, and by then nobody listens.
+function Op:close()
+    if not self.closed then loop.critical(close_now, self) end
 end
 
 return M

@@ -560,9 +560,7 @@ function Session:save(path)
     return self
 end
 
---- Frees the session; what it computed may stay in the prefix cache. A call that waits in another branch is ended.
-function Session:close()
-    if self.closed then return end
+local function close_now(self)
     self.closed = true
     if self.op then
         self.op:cancel() -- wakes who waits for it, with what there is
@@ -571,6 +569,11 @@ function Session:close()
     end
     if self.pin_timer then loop.cancel_timer(self.pin_timer) end
     self.seq:close()
+end
+
+--- Frees the session; what it computed may stay in the prefix cache. A call that waits in another branch is ended.
+function Session:close()
+    if not self.closed then loop.critical(close_now, self) end
 end
 
 Session.__close = Session.close

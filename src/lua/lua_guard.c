@@ -12,8 +12,11 @@
  * where it can yield, and goes on when it is called again.
  *
  * Memory. Lua's allocator counts; inside a limited call, growth over the limit is refused, upon which Lua collects
- * garbage and, if that is not enough, raises "not enough memory".
+ * garbage and, if that is not enough, raises "not enough memory". When there is none in earnest, what runs meets that
+ * error, which ends its task. The run loop and what closes things (core.critical) go on with a reserve, so that others
+ * are not lost with it; the loop sees to it that there is one again.
  */
+#include "base/mem.h"
 #include "lua/lua_int.h"
 #include <pthread.h>
 #include <signal.h>
@@ -23,6 +26,7 @@
 
 #define TIME_SIGNAL SIGVTALRM
 #define IDLE_TICKS  80 /* ticks without calls until the watchdog sleeps */
+#define RESERVE     ((size_t)1 << 20)
 
 const lr_lua_limits lr_lua_step_limits = {.seconds = 1, .bytes = (size_t)256 << 20};
 
@@ -32,6 +36,13 @@ static struct {
     int64_t used, limit; /* bytes, counted from the first state on */
     int depth;           /* limited calls inside each other */
     bool over;           /* an allocation was refused in the present call */
+    int critical;        /* calls of core.critical inside each other */
+    void *reserve;       /* NULL = it is in use */
+    size_t reserve_left; /* bytes of it that nobody has */
+    const void *denied;  /* the last request that failed, of so many bytes */
+    size_t denied_size;
+    int64_t fail_in;    /* for tests: of so many more allocations the last is refused, */
+    int64_t fail_count; /* and those after it, so many in all */
 } heap = {.limit = INT64_MAX};
 
 static struct {
@@ -54,6 +65,28 @@ static struct {
 
 /* ---- memory ---- */
 
+/* For tests. Lua collects garbage and tries again, so that only two refusals in a row make an error. */
+static bool refuse(void)
+{
+    if (heap.fail_count == 0) return false;
+    if (heap.fail_in > 0 && --heap.fail_in > 0) return false;
+    heap.fail_count--;
+    return true;
+}
+
+/* A request that failed, also after garbage was collected, of what must go on. */
+static void *from_reserve(void *p, size_t old, size_t n, int64_t more)
+{
+    bool again = heap.denied == p && heap.denied_size == n;
+    heap.denied = p;
+    heap.denied_size = n;
+    if (!again || (heap.critical == 0 && lr_lua_running()) || more > (int64_t)heap.reserve_left) return NULL;
+    lr_free(heap.reserve);
+    heap.reserve = NULL;
+    heap.reserve_left -= (size_t)more;
+    return heap.alloc(heap.ud, p, old, n);
+}
+
 static void *counted_alloc(void *ud, void *p, size_t old, size_t n)
 {
     (void)ud;
@@ -62,14 +95,54 @@ static void *counted_alloc(void *ud, void *p, size_t old, size_t n)
         heap.over = true;
         return NULL;
     }
-    void *q = heap.alloc(heap.ud, p, old, n);
+    void *q = more > 0 && refuse() ? NULL : heap.alloc(heap.ud, p, old, n);
+    if (!q && more > 0) q = from_reserve(p, old, n, more);
     if (q || n == 0) heap.used += more;
     return q;
 }
 
+/* fail_lua_alloc(n [, count]) -> what was left of the last n (0: it has failed): the n-th allocation of the Lua heap
+ * from now and those after it, count (2) in all, fail; 0: none does. */
+static int core_fail_lua_alloc(lua_State *L)
+{
+    int64_t n = luaL_checkinteger(L, 1), count = luaL_optinteger(L, 2, 2);
+    luaL_argcheck(L, n >= 0, 1, "a number of allocations expected");
+    luaL_argcheck(L, count > 0, 2, "a number of allocations expected");
+    int64_t left = heap.fail_in;
+    lua_pushinteger(L, left);
+    heap.fail_count = n > 0 ? count : 0;
+    heap.fail_in = n;
+    return 1;
+}
+
+/* critical(fn, ...) -> fn's results: it must not fail for want of memory, and can't wait. */
+static int core_critical(lua_State *L)
+{
+    heap.critical++;
+    int st = lua_pcall(L, lua_gettop(L) - 1, LUA_MULTRET, 0);
+    heap.critical--;
+    return st == LUA_OK ? lua_gettop(L) : lua_error(L);
+}
+
+/* memory_low() -> whether the reserve was needed since the last call; it is filled up again if that can be. */
+static int core_memory_low(lua_State *L)
+{
+    bool low = !heap.reserve;
+    if (low) heap.reserve = lr_malloc(RESERVE);
+    if (heap.reserve) heap.reserve_left = RESERVE;
+    lua_pushboolean(L, low);
+    return 1;
+}
+
+/* Adds to the table on the stack's top. */
 void lr_lua_open_guard(lua_State *L)
 {
     void *ud;
+    static const luaL_Reg fns[] = {{"fail_lua_alloc", core_fail_lua_alloc},
+                                   {"critical", core_critical},
+                                   {"memory_low", core_memory_low},
+                                   {NULL, NULL}};
+    luaL_setfuncs(L, fns, 0);
     lua_Alloc f = lua_getallocf(L, &ud);
     if (f == counted_alloc) return;
     heap.alloc = f;

@@ -161,14 +161,16 @@ end)
 
 -- Failing allocations ------------------------------------------------------------------------------------------------
 
---- Lets the n-th allocation of C code within fn fail, for n = 1, 2, 3, 5, ... until fn is done before that. It may fail
---- with an error that says so, or make do without. Returns how many times it failed.
-local function starve(fn, first)
-    local failed, n = 0, first or 1
+--- Lets the n-th allocation of C code (core.fail_alloc), or of Lua (core.fail_lua_alloc), within fn fail, for n = 1, 2,
+--- 3, 5, ... until fn is done before that. It may fail with an error that says so, or make do without. Returns how many
+--- times it failed.
+local function starve(fn, fail)
+    local failed, n = 0, 1
+    fail = fail or core.fail_alloc
     while true do
-        core.fail_alloc(n)
+        fail(n)
         local ok, err = pcall(fn)
-        local left = core.fail_alloc(0)
+        local left = fail(0)
         if not ok then
             failed = failed + 1
             assert.matches("memory", tostring(err))
@@ -181,10 +183,75 @@ local function starve(fn, first)
     end
 end
 
+--- So many allocations of Lua's fail, one after the other: a single one makes Lua collect garbage and try again.
+local function lua_fails(count)
+    return function(n) return core.fail_lua_alloc(n, count) end
+end
+
+--- What was begun is given up, at the latest once the collector has found it.
+local function nothing_left(m)
+    S.eventually(function()
+        collectgarbage()
+        return m:stats().sequences == 0
+    end)
+    m:check()
+end
+
 describe("an allocation that fails", function()
     it("while a model is loaded", function()
-        assert.is_true(starve(function() load("tiny.gguf"):close() end) > 10)
+        for _, fail in ipairs { core.fail_alloc, lua_fails(2), lua_fails(40) } do
+            assert.is_true(starve(function() load("tiny.gguf"):close() end, fail) > 10)
+        end
         load("tiny.gguf"):close()
+    end)
+
+    it("in the programs' own Lua, samplers, policies, grammars, branches", function()
+        local m <close> = load "tiny.gguf"
+        local function gen(opts)
+            local s <close> = m:session()
+            s:append { 1, 2, 3 }
+            for k, v in pairs { max_tokens = 4, ignore_eos = true } do opts[k] = v end
+            return table.concat(s:gen(opts).tokens, " ")
+        end
+        local ways = {
+            sampler = function() return gen { sampler = { function(l) l:add(1, -100) end, "greedy" } } end,
+            grammar = function() return gen { temperature = 0, regex = "[^q]+" } end,
+            policy = function()
+                m:use { schedule = function(_, step)
+                    for _, list in ipairs { step.running, step.waiting } do
+                        for _, r in ipairs(list) do step:run(r) end
+                    end
+                end, finish = function(_, r) r.last = r.generated_tokens end }
+                local text = gen { temperature = 0 }
+                m:use(nil)
+                return text
+            end,
+            stream = function()
+                local s <close> = m:session()
+                s:append { 1, 2, 3 }
+                for _ in s:stream { max_tokens = 4, ignore_eos = true, temperature = 0 } do llm.sleep(0) end
+                return table.concat(s.result.tokens, " ")
+            end,
+            branches = function()
+                local t = llm.all { function() llm.sleep(0.0001) return 1 end, function()
+                    return llm.timeout(1, function() llm.sleep(0.0001) return 2 end)
+                end }
+                return t[1] + t[2]
+            end,
+        }
+        local log = require("llmrun.policy").log
+        require("llmrun.policy").log = function() end -- of hooks that failed
+        for name, way in pairs(ways) do
+            local want = way()
+            for _, count in ipairs { 2, 40 } do
+                assert.is_true(starve(function()
+                    if way() ~= want then error(name .. ": memory made a difference") end
+                end, lua_fails(count)) > 10, name)
+                nothing_left(m)
+            end
+            assert.equal(want, way())
+        end
+        require("llmrun.policy").log = log
     end)
 
     it("in sessions, steps, forks, saves", function()
@@ -202,10 +269,16 @@ describe("an allocation that fails", function()
             return text
         end
         local want = talk()
-        assert.is_true(starve(function() assert.same(want, talk()) end) > 10)
-        m:check()
+        for _, fail in ipairs { core.fail_alloc, lua_fails(2), lua_fails(40) } do
+            local got
+            assert.is_true(starve(function()
+                got = nil
+                got = talk()
+            end, fail) > 10)
+            nothing_left(m)
+            assert.same(want, got)
+        end
         assert.same(want, talk())
-        assert.equal(0, m:stats().sequences)
     end)
 
     it("in the server: that request fails, the next one works", function()
@@ -218,17 +291,19 @@ describe("an allocation that fails", function()
         local function ask()
             local r = S.post(server, "/v1/chat/completions", body)
             if r.status ~= 200 then error("memory: " .. r.body, 0) end
-            assert.matches("^Hello", r.json.choices[1].message.content)
+            return r.json.choices[1].message.content
         end
         ask()
         local function once()
-            local ok, err = pcall(ask)
+            local ok, got = pcall(ask)
             -- where the listener itself has no memory it closes the connection
-            if not ok then error("memory: " .. tostring(err), 0) end
+            if not ok then error("memory: " .. tostring(got), 0) end
+            if not got:find "^Hello" then error(got) end
         end
-        assert.is_true(starve(once) > 5)
-        ask()
-        m:check()
-        assert.equal(0, m:stats().sequences)
+        for _, fail in ipairs { core.fail_alloc, lua_fails(2), lua_fails(40) } do
+            assert.is_true(starve(once, fail) > 5)
+            nothing_left(m)
+            assert.matches("^Hello", ask())
+        end
     end)
 end)
