@@ -4,9 +4,11 @@
 
 cudaError_t cu_init_linear(); // linear.cu
 cudaError_t cu_init_attn();   // attn.cu
+cudaError_t cu_init_moe();    // moe.cu
 
 extern "C" cudaError_t lr_cu_init(void)
 {
     cudaError_t e = cu_init_linear();
-    return e ? e : cu_init_attn();
+    if (!e) e = cu_init_attn();
+    return e ? e : cu_init_moe();
 }

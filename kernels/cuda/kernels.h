@@ -78,6 +78,28 @@ size_t lr_cu_linear_work(lr_cu_math, int type, int n, int k, int m);
  * sum (one rounding more: the residual's). work is aligned to 16 bytes and used by one product at a time. */
 cudaError_t lr_cu_linear(lr_cu_math, const lr_cu_weight *w, const void *x, int m, const float *bias, bool add, float *y,
                          void *work, cudaStream_t);
+
+/* Products of several weights with the same rows in one launch, and of experts. */
+#define LR_CU_JOINT 4
+typedef struct lr_cu_slots lr_cu_slots;
+typedef struct lr_cu_product {
+    int n_weights;                  /* 1 .. LR_CU_JOINT, of one type and k; more than one: EXACT only */
+    lr_cu_weight w[LR_CU_JOINT];    /* with slots: n is one expert's, experts lie one behind the other */
+    const float *bias[LR_CU_JOINT]; /* (n), or (experts, n), or NULL */
+    float *y[LR_CU_JOINT];          /* (m, n) */
+    bool add;                       /* as in lr_cu_linear */
+    bool glu; /* two weights of one n: y[0] = act(first) * second, with act as in lr_cu_glu; y[1] is not used */
+    int act;
+    const lr_cu_slots *slots; /* NULL: the rows as they are. Else y are rows of slots, each of its own expert */
+    bool of_rows;             /* slots: x are token rows, packed as slots->m of them; else rows of slots */
+} lr_cu_product;
+/* Bytes of workspace; the most for any number of rows up to m. */
+size_t lr_cu_product_work(lr_cu_math, const lr_cu_product *, int m);
+/* m: rows of x (slots->m, or slots->m * n_used). x: in lr_cu_linear_form(math, w[0].type, m). Sums are cut by the
+ * shapes of the weights (and n_used), and not by m: a row's bits are the same in any company, but need not be those of
+ * lr_cu_linear. */
+cudaError_t lr_cu_multiply(lr_cu_math, const lr_cu_product *, const void *x, int m, void *work, cudaStream_t);
+
 /* All of w as bfloat16 (n, k), for cuBLAS. */
 cudaError_t lr_cu_dequant(const lr_cu_weight *w, uint16_t *out, cudaStream_t);
 /* y (m, n) += bias (n): behind cuBLAS. */
@@ -124,6 +146,49 @@ cudaError_t lr_cu_scale(const float *x, float scale, int m, int width, lr_cu_out
 cudaError_t lr_cu_softcap(const float *x, float scale, int m, int width, lr_cu_out out, cudaStream_t);
 /* out[i] = x[rows[i]], i < m; a row < 0 gives zeros. */
 cudaError_t lr_cu_gather(const float *x, const int32_t *rows, int m, int width, lr_cu_out out, cudaStream_t);
+
+/* ---- mixture of experts ---- */
+
+#define LR_CU_EXPERTS 1024 /* at most */
+
+/* As lr_route: the n_used experts of the highest score for each row. */
+typedef struct lr_cu_choice {
+    int n_experts, n_used;
+    int gate; /* lr_gate: 0 softmax over all, 1 sigmoid, 2 softmax over the chosen */
+    bool normalize;
+    float scale;
+    int n_groups, n_groups_used, group_best;
+} lr_cu_choice;
+
+/* Rows of neighbouring slots of one expert. */
+typedef struct lr_cu_piece {
+    int32_t expert, first, n; /* expert: of this rank's, from 0; n = 0: nothing to do */
+} lr_cu_piece;
+
+/* Who goes to which expert. A slot is a (row, chosen expert) pair; slots are sorted by expert, rows ascending in one
+ * (a single row of a rank that has all experts: in the order of choosing). Padding rows' slots come last. This rank's
+ * slots, those of experts from .. from + n_own - 1, are counted from the first of them. */
+struct lr_cu_slots {
+    int n_experts, n_used, from, n_own;
+    int m;          /* token rows */
+    int tile;       /* slots a piece, at most; pieces */
+    int n_pieces;   /* of the grid: at least as many as there can be */
+    int32_t *row;   /* (m * n_used) token row of own slots; -1 behind them */
+    int32_t *own;   /* (m * n_used) expert of own slots, from 0; -1 behind them */
+    int32_t *at;    /* (m, n_used) slot of a row's experts, among those of all ranks */
+    int32_t *start; /* (n_experts + 1) first slot of each expert; not told where a single row isn't sorted */
+    lr_cu_piece *pieces;
+};
+/* Bytes of what they point to, the most for up to m rows; and host: the pointers into mem, and all but from, n_own. */
+size_t lr_cu_slots_bytes(int n_experts, int n_used, int m);
+void lr_cu_slots_in(lr_cu_slots *, void *mem, lr_cu_math, int m);
+/* chosen (m, 2 n_used): numbers of the experts, then their weights, as LR_OP_ROUTE; and the slots. live (m): < 0: the
+ * row is padding, its experts are none (number n_experts, weights 0). */
+cudaError_t lr_cu_route(const lr_cu_choice *, const lr_cu_slots *, const float *logits, const float *bias,
+                        const int32_t *live, float *chosen, cudaStream_t);
+/* out (m, width) = a row's slots times their weights, by rank */
+cudaError_t lr_cu_mix(const lr_cu_slots *, const float *slots, const float *chosen, int m, int width, lr_cu_out,
+                      cudaStream_t);
 
 /* ---- positions, keys and values ---- */
 

@@ -9,6 +9,7 @@
 //
 // Fast mode, up to 8 rows: a warp an output feature, 32 values a lane at a time, integer products (dp4a) of 8-bit rows.
 // Reference mode: the same shape in float32, weights exact.
+#include "act.cuh"
 #include "formats.cuh"
 #include "rows.cuh"
 #include <type_traits>
@@ -37,10 +38,11 @@ enum { STEP = 64, PAD = 8, LD = STEP + PAD }; // values of k a step, and a row o
 
 // ---- the cut of k ----
 
-// A part is a multiple of 256 values; the fewest parts that give some 300 blocks of 64 features, at most 16.
-static int k_part(int n, int k)
+// A part is a multiple of 256 values; the fewest parts that give some 300 blocks of 64 features for one row, at
+// most 16. A row of experts has n_used products.
+static int k_part(int n, int k, const lr_cu_slots *slots)
 {
-    int blocks = (n + 63) / 64, parts = (300 + blocks - 1) / blocks, most = k / 512;
+    int blocks = (n + 63) / 64 * (slots ? slots->n_used : 1), parts = (300 + blocks - 1) / blocks, most = k / 512;
     if (parts > most) parts = most;
     if (parts > 16) parts = 16;
     if (parts < 1) parts = 1;
@@ -48,23 +50,63 @@ static int k_part(int n, int k)
     return (units + parts - 1) / parts * 256;
 }
 
-struct mma_args {
+// One weight of a product: features first .. first + n - 1 of all.
+struct segment {
     const uint8_t *w;
-    size_t row_bytes;
-    const uint16_t *x;
-    const float *scale; // (m), or null
+    size_t row_bytes, matrix; // matrix: bytes of an expert
     const float *bias;
-    float *y, *parts; // parts: (parts, m, n), or null: y is written
-    int n, k, m, part;
+    float *y;
+    int n, first, block; // block: its first along x of the grid
+};
+// What the rows of y are, if not those of x.
+struct slot_rows {
+    const lr_cu_piece *pieces; // null: rows as they are
+    const int32_t *row, *own;  // row null: x are slots too
+};
+struct mma_args {
+    segment seg[LR_CU_JOINT];
+    int n_seg;
+    const uint16_t *x;
+    const float *scale; // of x's rows, or null
+    float *parts;       // (parts, m, n), or null: y is written
+    int n, k, m, part;  // n: of all segments; m: rows of y
+    int act;            // two segments: y of the first is act(first) * second; < 0: no
     bool add;
+    slot_rows at;
 };
 
-static __device__ __forceinline__ void finish(const mma_args &a, int row, int feature, float v)
+static __device__ __forceinline__ int row_of_x(const slot_rows &at, int row) { return at.row ? at.row[row] : row; }
+
+static __device__ __forceinline__ float biased(const segment &g, float v, float scale, int expert, int feature)
 {
-    if (a.scale) v = __fmul_rn(v, a.scale[row]);
-    if (a.bias) v = __fadd_rn(v, a.bias[feature]);
-    float *y = a.y + (size_t)row * a.n + feature;
+    v = __fmul_rn(v, scale);
+    return g.bias ? __fadd_rn(v, g.bias[(size_t)expert * g.n + feature]) : v;
+}
+
+// The last segment that fits, by constant indices: the arguments are no memory that a variable one could reach.
+template <class F> static __device__ __forceinline__ segment segment_at(const mma_args &a, const F &fits)
+{
+    segment g = a.seg[0];
+#pragma unroll
+    for (int i = 1; i < LR_CU_JOINT; i++)
+        if (i < a.n_seg && a.act < 0 && fits(a.seg[i])) g = a.seg[i];
+    return g;
+}
+
+static __device__ __forceinline__ void finish(const mma_args &a, const segment &g, int row, int expert, int feature,
+                                              float v)
+{
+    v = biased(g, v, a.scale ? a.scale[row_of_x(a.at, row)] : 1.0f, expert, feature);
+    float *y = g.y + (size_t)row * g.n + feature;
     *y = a.add ? __fadd_rn(*y, v) : v;
+}
+static __device__ __forceinline__ void finish_glu(const mma_args &a, int row, int expert, int feature, float gate,
+                                                  float up)
+{
+    float scale = a.scale ? a.scale[row_of_x(a.at, row)] : 1.0f;
+    gate = biased(a.seg[0], gate, scale, expert, feature);
+    up = biased(a.seg[1], up, scale, expert, feature);
+    a.seg[0].y[(size_t)row * a.seg[0].n + feature] = cu_glu(a.act, gate, up);
 }
 
 template <bool BF> static __device__ __forceinline__ uint32_t pack2(float a, float b)
@@ -92,25 +134,50 @@ __global__ void __launch_bounds__(32 * WM * WN) mma_k(mma_args a)
     typedef tile<W, WM, WN, MT, NT> T;
     SHARED_DYN(uint16_t, smem);
     int tid = threadIdx.x, lane = tid % 32, warp = tid / 32, wm = warp % WM, wn = warp / WM;
-    int f0 = blockIdx.x * T::FEATURES, r0 = blockIdx.y * T::ROWS;
+    int r0 = blockIdx.y * T::ROWS, r1 = a.m, expert = 0;
+    segment g = segment_at(a, [&](const segment &s) { return (int)blockIdx.x >= s.block; });
+    int f0 = (blockIdx.x - g.block) * (a.act < 0 ? T::FEATURES : T::FEATURES / 2);
+    if (a.at.pieces) {
+        lr_cu_piece p = a.at.pieces[blockIdx.y];
+        if (p.n == 0) return;
+        r0 = p.first, r1 = r0 + p.n, expert = p.expert;
+    }
     int k0 = a.parts ? blockIdx.z * a.part : 0, k1 = a.parts ? min(a.k, k0 + a.part) : a.k;
     float acc[MT][NT][4] = {}, total[MT][NT][4] = {};
-    uint32_t rw[T::W_PER][4], rx[T::X_PER][4];
+    uint32_t rw[T::W_PER][4] = {}, rx[T::X_PER][4] = {};
+
+    const uint8_t *ws[T::W_PER]; // rows that this thread brings; null: beyond the edge
+    const uint16_t *xs[T::X_PER];
+#pragma unroll
+    for (int c = 0; c < T::W_PER; c++) {
+        int t = (c * T::THREADS + tid) / (STEP / 8), f = f0 + t;
+        const uint8_t *w = g.w;
+        if (a.act >= 0) { // eight of the gate, then the same eight of its partner: one thread gets both results
+            f = f0 + t / 16 * 8 + t % 8;
+            if (t / 8 % 2) w = a.seg[1].w;
+        }
+        ws[c] = f < g.n ? w + expert * g.matrix + (size_t)f * g.row_bytes : nullptr;
+    }
+#pragma unroll
+    for (int c = 0; c < T::X_PER; c++) {
+        int t = (c * T::THREADS + tid) / (STEP / 8), r = r0 + t;
+        xs[c] = t < T::ROWS && r < r1 ? a.x + (size_t)row_of_x(a.at, r) * a.k : nullptr;
+    }
 
     auto load = [&](int k) { // the next step's values into registers, zeros beyond the edges
 #pragma unroll
         for (int c = 0; c < T::W_PER; c++) {
-            int at = c * T::THREADS + tid, f = f0 + at / (STEP / 8), i = k + at % (STEP / 8) * 8;
+            int i = k + (c * T::THREADS + tid) % (STEP / 8) * 8;
             float v[8] = {};
-            if (f < a.n && i < k1) W::eight(a.w + (size_t)f * a.row_bytes, i, v);
+            if (ws[c] && i < k1) W::eight(ws[c], i, v);
 #pragma unroll
             for (int j = 0; j < 4; j++) rw[c][j] = pack2<BF>(v[2 * j], v[2 * j + 1]);
         }
 #pragma unroll
         for (int c = 0; c < T::X_PER; c++) {
-            int at = c * T::THREADS + tid, r = r0 + at / (STEP / 8), i = k + at % (STEP / 8) * 8;
+            int i = k + (c * T::THREADS + tid) % (STEP / 8) * 8;
             uint4 v = make_uint4(0, 0, 0, 0);
-            if (at < T::ROWS * (STEP / 8) && r < a.m && i < k1) v = *(const uint4 *)(a.x + (size_t)r * a.k + i);
+            if (xs[c] && i < k1) v = *(const uint4 *)(xs[c] + i);
             rx[c][0] = v.x, rx[c][1] = v.y, rx[c][2] = v.z, rx[c][3] = v.w;
         }
     };
@@ -183,29 +250,54 @@ __global__ void __launch_bounds__(32 * WM * WN) mma_k(mma_args a)
         if (k + STEP >= k1 || (k + STEP) % a.part == 0) fold();
     }
 
+    float *parts = a.parts ? a.parts + (size_t)blockIdx.z * a.m * a.n : nullptr;
 #pragma unroll
     for (int i = 0; i < MT; i++)
 #pragma unroll
         for (int j = 0; j < NT; j++)
 #pragma unroll
             for (int t = 0; t < 4; t++) {
-                int f = f0 + (wm * MT + i) * 16 + lane / 4 + t / 2 * 8,
-                    r = r0 + (wn * NT + j) * 8 + lane % 4 * 2 + t % 2;
-                if (f >= a.n || r >= a.m) continue;
-                if (a.parts)
-                    a.parts[((size_t)blockIdx.z * a.m + r) * a.n + f] = total[i][j][t];
+                int r = r0 + (wn * NT + j) * 8 + lane % 4 * 2 + t % 2;
+                if (a.act >= 0) { // results 2 and 3 are the partners of 0 and 1
+                    int f = f0 + (wm * MT + i) * 8 + lane / 4;
+                    if (f >= g.n || r >= r1) continue;
+                    if (parts)
+                        parts[(size_t)r * a.n + t / 2 * g.n + f] = total[i][j][t];
+                    else if (t < 2)
+                        finish_glu(a, r, expert, f, total[i][j][t], total[i][j][t + 2]);
+                    continue;
+                }
+                int f = f0 + (wm * MT + i) * 16 + lane / 4 + t / 2 * 8;
+                if (f >= g.n || r >= r1) continue;
+                if (parts)
+                    parts[(size_t)r * a.n + g.first + f] = total[i][j][t];
                 else
-                    finish(a, r, f, total[i][j][t]);
+                    finish(a, g, r, expert, f, total[i][j][t]);
             }
+}
+
+static __device__ __forceinline__ float join(const mma_args &a, int parts, size_t at)
+{
+    size_t size = (size_t)a.m * a.n;
+    float s = 0;
+    for (int p = 0; p < parts; p++) s = __fadd_rn(s, a.parts[p * size + at]);
+    return s;
 }
 
 __global__ void __launch_bounds__(256) join_k(mma_args a, int parts)
 {
-    size_t size = (size_t)a.m * a.n, at = (size_t)blockIdx.x * 256 + threadIdx.x;
-    if (at >= size) return;
-    float s = 0;
-    for (int p = 0; p < parts; p++) s = __fadd_rn(s, a.parts[p * size + at]);
-    finish(a, (int)(at / a.n), (int)(at % a.n), s);
+    int n = a.act >= 0 ? a.seg[0].n : a.n;
+    size_t at = (size_t)blockIdx.x * 256 + threadIdx.x;
+    if (at >= (size_t)a.m * n) return;
+    int row = (int)(at / n), f = (int)(at % n), expert = a.at.own ? a.at.own[row] : 0;
+    if (expert < 0) return; // a slot of nobody's
+    if (a.act >= 0) {
+        size_t gate = (size_t)row * a.n + f;
+        finish_glu(a, row, expert, f, join(a, parts, gate), join(a, parts, gate + n));
+        return;
+    }
+    segment g = segment_at(a, [&](const segment &s) { return f >= s.first; });
+    finish(a, g, row, expert, f - g.first, join(a, parts, at));
 }
 
 // Rows up to which a tile of 8 and of 32 is taken, and up to which parts of k are blocks of their own: few rows give
@@ -213,23 +305,33 @@ __global__ void __launch_bounds__(256) join_k(mma_args a, int parts)
 enum { SMALL = 8, MIDDLE = 64, SPLIT = 256 };
 
 template <class W, bool BF, int WM, int WN, int MT, int NT>
-static cudaError_t mma_launch(const mma_args &a, int parts, cudaStream_t s)
+static cudaError_t mma_launch(mma_args &a, int parts, int n_pieces, cudaStream_t s)
 {
     typedef tile<W, WM, WN, MT, NT> T;
-    dim3 grid((a.n + T::FEATURES - 1) / T::FEATURES, (a.m + T::ROWS - 1) / T::ROWS, parts);
+    int blocks = 0;
+    for (int i = 0; i < a.n_seg; i++) {
+        a.seg[i].block = blocks;
+        blocks += (a.seg[i].n + T::FEATURES - 1) / T::FEATURES;
+    }
+    if (a.act >= 0) { // both are in each block
+        a.seg[1].block = 0;
+        blocks = (2 * a.seg[0].n + T::FEATURES - 1) / T::FEATURES;
+    }
+    dim3 grid(blocks, n_pieces ? n_pieces : (a.m + T::ROWS - 1) / T::ROWS, parts);
     return cu_launch(mma_k<W, BF, WM, WN, MT, NT>, grid, dim3(T::THREADS), T::shared(), s, a);
 }
 
-template <class W, bool BF> static cudaError_t mma_run(mma_args a, void *work, cudaStream_t s)
+template <class W, bool BF> static cudaError_t mma_run(mma_args a, const lr_cu_slots *slots, void *work, cudaStream_t s)
 {
-    int parts = (a.k + a.part - 1) / a.part;
+    int parts = (a.k + a.part - 1) / a.part, rows = slots ? slots->tile : a.m, n = slots ? slots->n_pieces : 0;
     if (a.m > SPLIT) parts = 1;
     if (parts > 1) a.parts = (float *)work;
-    cudaError_t e = a.m <= SMALL    ? mma_launch<W, BF, 4, 1, 1, 1>(a, parts, s)
-                    : a.m <= MIDDLE ? mma_launch<W, BF, 4, 1, 1, 4>(a, parts, s)
-                                    : mma_launch<W, BF, 4, 2, 2, 8>(a, parts, s);
+    cudaError_t e = rows <= SMALL    ? mma_launch<W, BF, 4, 1, 1, 1>(a, parts, n, s)
+                    : rows <= MIDDLE ? mma_launch<W, BF, 4, 1, 1, 4>(a, parts, n, s)
+                                     : mma_launch<W, BF, 4, 2, 2, 8>(a, parts, n, s);
     if (e || parts == 1) return e;
-    return cu_launch(join_k, dim3(((size_t)a.m * a.n + 255) / 256), dim3(256), 0, s, a, parts);
+    size_t results = (size_t)a.m * (a.act >= 0 ? a.seg[0].n : a.n);
+    return cu_launch(join_k, dim3((results + 255) / 256), dim3(256), 0, s, a, parts);
 }
 
 // ---- one warp a feature ----
@@ -237,39 +339,51 @@ template <class W, bool BF> static cudaError_t mma_run(mma_args a, void *work, c
 enum { WARPS = 4 };
 
 struct vec_args {
-    const uint8_t *w;
-    size_t row_bytes;
+    segment g;
     const void *x;
     const float *scale;
-    const float *bias;
-    float *y;
-    int n, k, m;
+    int k, m;
     bool add;
+    slot_rows at;
 };
 
-static __device__ __forceinline__ void vec_finish(const vec_args &a, int row, int feature, float v)
+static __device__ __forceinline__ void vec_finish(const vec_args &a, int row, int expert, int feature, float v)
 {
-    if (a.bias) v = __fadd_rn(v, a.bias[feature]);
-    float *y = a.y + (size_t)row * a.n + feature;
+    v = biased(a.g, v, 1.0f, expert, feature);
+    float *y = a.g.y + (size_t)row * a.g.n + feature;
     *y = a.add ? __fadd_rn(*y, v) : v;
+}
+
+// The rows of a block: n of them from r0 on, of an expert; false: none.
+template <int M> static __device__ __forceinline__ bool vec_rows(const vec_args &a, int &r0, int &n, int &expert)
+{
+    r0 = blockIdx.y * M, n = min(M, a.m - r0), expert = 0;
+    if (a.at.pieces) {
+        lr_cu_piece p = a.at.pieces[blockIdx.y];
+        r0 = p.first, n = p.n, expert = p.expert;
+    }
+    return n > 0;
 }
 
 // 8-bit rows. A unit's sum is exact; units are added by fused multiply-adds, ascending within a lane.
 template <class W, int M> __global__ void __launch_bounds__(32 * WARPS) dot_k(vec_args a)
 {
-    int feature = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32;
-    if (feature >= a.n) return;
-    const uint8_t *w = a.w + (size_t)feature * a.row_bytes;
+    int feature = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32, r0, n, expert;
+    if (feature >= a.g.n || !vec_rows<M>(a, r0, n, expert)) return;
+    const uint8_t *w = a.g.w + expert * a.g.matrix + (size_t)feature * a.g.row_bytes;
     const int8_t *x = (const int8_t *)a.x;
     int units = a.k / 32;
+    size_t from[M];
     float s[M] = {};
+#pragma unroll
+    for (int r = 0; r < M; r++) from[r] = r < n ? row_of_x(a.at, r0 + r) : 0;
     for (int u = lane; u < units; u += 32) {
         cu_unit b;
         W::unit(w, u, b);
 #pragma unroll
         for (int r = 0; r < M; r++) {
-            if (r >= a.m) break;
-            const uint4 *xp = (const uint4 *)(x + (size_t)r * a.k + u * 32);
+            if (r >= n) break;
+            const uint4 *xp = (const uint4 *)(x + from[r] * a.k + u * 32);
             uint4 x0 = xp[0], x1 = xp[1];
             int xs[8] = {(int)x0.x, (int)x0.y, (int)x0.z, (int)x0.w, (int)x1.x, (int)x1.y, (int)x1.z, (int)x1.w};
             int dot[2] = {}, sum[2] = {};
@@ -278,7 +392,7 @@ template <class W, int M> __global__ void __launch_bounds__(32 * WARPS) dot_k(ve
                 dot[i / 4] = __dp4a(b.q[i], xs[i], dot[i / 4]);
                 if (W::OFFSET > 0 || W::MINS > 0) sum[i / 4] = __dp4a(0x01010101, xs[i], sum[i / 4]);
             }
-            float sx = a.scale[(size_t)r * units + u], v;
+            float sx = a.scale[from[r] * units + u], v;
             if (W::HALVES > 0) {
                 v = __fmul_rn(b.d[0], (float)(dot[0] - W::OFFSET * sum[0]));
                 v = __fmaf_rn(b.d[1], (float)(dot[1] - W::OFFSET * sum[1]), v);
@@ -291,26 +405,29 @@ template <class W, int M> __global__ void __launch_bounds__(32 * WARPS) dot_k(ve
     }
 #pragma unroll
     for (int r = 0; r < M; r++) {
-        if (r >= a.m) break;
+        if (r >= n) break;
         float v = cu_warp_sum(s[r]);
-        if (lane == 0) vec_finish(a, r, feature, v);
+        if (lane == 0) vec_finish(a, r0 + r, expert, feature, v);
     }
 }
 
 // Float rows, exact weights.
 template <class W, int M> __global__ void __launch_bounds__(32 * WARPS) ref_k(vec_args a)
 {
-    int feature = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32, r0 = blockIdx.y * M;
-    if (feature >= a.n) return;
-    const uint8_t *w = a.w + (size_t)feature * a.row_bytes;
+    int feature = blockIdx.x * WARPS + threadIdx.x / 32, lane = threadIdx.x % 32, r0, n, expert;
+    if (feature >= a.g.n || !vec_rows<M>(a, r0, n, expert)) return;
+    const uint8_t *w = a.g.w + expert * a.g.matrix + (size_t)feature * a.g.row_bytes;
+    size_t from[M];
     float s[M] = {};
+#pragma unroll
+    for (int r = 0; r < M; r++) from[r] = r < n ? row_of_x(a.at, r0 + r) : 0;
     for (int i = lane * 8; i < a.k; i += 256) {
         float v[8];
         W::eight(w, i, v);
 #pragma unroll
         for (int r = 0; r < M; r++) {
-            if (r0 + r >= a.m) break;
-            const float4 *xp = (const float4 *)((const float *)a.x + (size_t)(r0 + r) * a.k + i);
+            if (r >= n) break;
+            const float4 *xp = (const float4 *)((const float *)a.x + from[r] * a.k + i);
             float4 x0 = xp[0], x1 = xp[1];
             float xs[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w};
 #pragma unroll
@@ -319,28 +436,28 @@ template <class W, int M> __global__ void __launch_bounds__(32 * WARPS) ref_k(ve
     }
 #pragma unroll
     for (int r = 0; r < M; r++) {
-        if (r0 + r >= a.m) break;
+        if (r >= n) break;
         float v = cu_warp_sum(s[r]);
-        if (lane == 0) vec_finish(a, r0 + r, feature, v);
+        if (lane == 0) vec_finish(a, r0 + r, expert, feature, v);
     }
 }
 
-template <class W> static cudaError_t dot_run(const vec_args &a, cudaStream_t s)
+template <class W> static cudaError_t dot_run(const vec_args &a, const lr_cu_slots *slots, cudaStream_t s)
 {
-    dim3 grid((a.n + WARPS - 1) / WARPS), block(32 * WARPS);
+    dim3 grid((a.g.n + WARPS - 1) / WARPS, slots ? slots->n_pieces : 1), block(32 * WARPS);
     if constexpr (!W::BYTES)
         return cudaErrorInvalidValue;
-    else if (a.m == 1)
+    else if (slots ? slots->m == 1 : a.m == 1) // a row has an expert once
         return cu_launch(dot_k<W, 1>, grid, block, 0, s, a);
     else
         return cu_launch(dot_k<W, 8>, grid, block, 0, s, a);
 }
 
-template <class W> static cudaError_t ref_run(const vec_args &a, cudaStream_t s)
+template <class W> static cudaError_t ref_run(const vec_args &a, const lr_cu_slots *slots, cudaStream_t s)
 {
     dim3 block(32 * WARPS);
-    unsigned g = (unsigned)(a.n + WARPS - 1) / WARPS;
-    return cu_launch(ref_k<W, 4>, dim3(g, (a.m + 3) / 4), block, 0, s, a);
+    unsigned g = (unsigned)(a.g.n + WARPS - 1) / WARPS;
+    return cu_launch(ref_k<W, 4>, dim3(g, slots ? slots->n_pieces : (a.m + 3) / 4), block, 0, s, a);
 }
 
 // ---- unpacking ----
@@ -400,47 +517,92 @@ lr_cu_form lr_cu_linear_form(lr_cu_math math, int type, int m)
     return type == LR_BF16 ? LR_CU_BF16 : LR_CU_F16;
 }
 
-size_t lr_cu_linear_work(lr_cu_math math, int type, int n, int k, int m)
+size_t lr_cu_product_work(lr_cu_math math, const lr_cu_product *p, int m)
 {
-    (void)type;
+    long long rows = p->slots && p->of_rows ? (long long)m * p->slots->n_used : m;
+    int n = 0, k = p->w[0].k;
+    for (int i = 0; i < p->n_weights; i++) n += p->w[i].n;
     if (math == LR_CU_REF || n <= 0 || k <= 0 || m <= 0) return 0;
-    int part = k_part(n, k), parts = (k + part - 1) / part;
-    return parts > 1 ? (size_t)parts * (size_t)(m < SPLIT ? m : SPLIT) * (size_t)n * 4 : 0;
+    int part = k_part(n, k, p->slots), parts = (k + part - 1) / part;
+    return parts > 1 ? (size_t)parts * (size_t)(rows < SPLIT ? rows : SPLIT) * (size_t)n * 4 : 0;
 }
 
-cudaError_t lr_cu_linear(lr_cu_math math, const lr_cu_weight *w, const void *x, int m, const float *bias, bool add,
-                         float *y, void *work, cudaStream_t s)
+cudaError_t lr_cu_multiply(lr_cu_math math, const lr_cu_product *p, const void *x, int m, void *work, cudaStream_t s)
 {
+    const lr_cu_weight *w = p->w;
+    const lr_cu_slots *slots = p->slots;
     int block = block_of(w->type);
-    if (!block || m < 0 || w->n <= 0 || w->k <= 0 || w->k % block || w->k % 8) return cudaErrorInvalidValue;
-    if (m == 0) return cudaSuccess;
     lr_cu_form form = lr_cu_linear_form(math, w->type, m);
+    bool vector = form == LR_CU_F32 || form == LR_CU_INT8;
+    if (!block || m < 0 || p->n_weights < 1 || p->n_weights > LR_CU_JOINT || w->k % block || w->k % 8 ||
+        (p->n_weights > 1 && vector) || (p->glu && (p->n_weights != 2 || w[0].n != w[1].n || p->add)))
+        return cudaErrorInvalidValue;
+    for (int i = 0; i < p->n_weights; i++)
+        if (w[i].n <= 0 || w[i].k <= 0 || w[i].k != w->k || w[i].type != w->type) return cudaErrorInvalidValue;
+    if (m == 0) return cudaSuccess;
     const float *scale = form == LR_CU_F16 || form == LR_CU_INT8
                              ? (const float *)((const char *)x + cu_packed_bytes(form, m, w->k))
                              : nullptr;
-    if (form == LR_CU_F32 || form == LR_CU_INT8) {
-        vec_args a = {(const uint8_t *)w->data, w->row_bytes, x, scale, bias, y, w->n, w->k, m, add};
+    mma_args a = {};
+    int rows = slots ? slots->m * slots->n_used : m;
+    if (slots) {
+        if (m != (p->of_rows ? slots->m : rows)) return cudaErrorInvalidValue;
+        a.at = {slots->pieces, p->of_rows ? slots->row : nullptr, slots->own};
+    }
+    for (int i = 0; i < p->n_weights; i++) {
+        a.seg[i] = {
+            (const uint8_t *)w[i].data, w[i].row_bytes, w[i].row_bytes * w[i].n, p->bias[i], p->y[i], w[i].n, a.n, 0};
+        a.n += w[i].n;
+    }
+    if (vector) {
+        vec_args v = {a.seg[0], x, scale, w->k, rows, p->add, a.at};
         switch (w->type) {
 #define X(type, format)                                                                                                \
     case type:                                                                                                         \
-        return form == LR_CU_F32 ? ref_run<format>(a, s) : dot_run<format>(a, s);
+        return form == LR_CU_F32 ? ref_run<format>(v, slots, s) : dot_run<format>(v, slots, s);
             CU_FORMATS(X)
 #undef X
         default:
             return cudaErrorInvalidValue;
         }
     }
-    mma_args a = {(const uint8_t *)w->data, w->row_bytes, (const uint16_t *)x, scale, bias, y, nullptr, w->n, w->k, m,
-                  k_part(w->n, w->k),       add};
+    a.n_seg = p->n_weights;
+    a.x = (const uint16_t *)x;
+    a.scale = scale;
+    a.k = w->k;
+    a.m = rows;
+    a.part = k_part(a.n, a.k, slots);
+    a.act = p->glu ? p->act : -1;
+    a.add = p->add;
     switch (w->type) {
 #define X(type, format)                                                                                                \
     case type:                                                                                                         \
-        return mma_run<format, std::is_same<format, cu_bf16_t>::value>(a, work, s);
+        return mma_run<format, std::is_same<format, cu_bf16_t>::value>(a, slots, work, s);
         CU_FORMATS(X)
 #undef X
     default:
         return cudaErrorInvalidValue;
     }
+}
+
+size_t lr_cu_linear_work(lr_cu_math math, int type, int n, int k, int m)
+{
+    lr_cu_product p = {};
+    p.n_weights = 1;
+    p.w[0] = {nullptr, type, n, k, 0};
+    return lr_cu_product_work(math, &p, m);
+}
+
+cudaError_t lr_cu_linear(lr_cu_math math, const lr_cu_weight *w, const void *x, int m, const float *bias, bool add,
+                         float *y, void *work, cudaStream_t s)
+{
+    lr_cu_product p = {};
+    p.n_weights = 1;
+    p.w[0] = *w;
+    p.bias[0] = bias;
+    p.y[0] = y;
+    p.add = add;
+    return lr_cu_multiply(math, &p, x, m, work, s);
 }
 
 cudaError_t lr_cu_dequant(const lr_cu_weight *w, uint16_t *out, cudaStream_t s)

@@ -1,39 +1,11 @@
 // rows.cu - what is done row by row: norms, activations, sums, embedding, packing. A block a row.
-#include "base/act.h"
+#include "act.cuh"
 #include "formats.cuh"
 #include "rows.cuh"
 
 enum { THREADS = 256 };
 
 // ---- elementwise ----
-
-static __device__ __forceinline__ float act_of(int act, float x)
-{
-    switch (act) {
-    case LR_ACT_SILU:
-        return x / (1.0f + expf(-x));
-    case LR_ACT_GELU_TANH: { // x * sigmoid(2u) keeps small results exact
-        float u = 0.7978845608f * (x + 0.044715f * x * x * x);
-        return x / (1.0f + expf(-2.0f * u));
-    }
-    case LR_ACT_GELU_ERF:
-        return 0.5f * x * erfcf(-x * 0.7071067812f);
-    case LR_ACT_RELU:
-        return x > 0 ? x : 0;
-    case LR_ACT_SIGMOID:
-        return 1.0f / (1.0f + expf(-x));
-    default:
-        return x > 0 ? x * x : 0;
-    }
-}
-
-// LR_ACT_SWIGLU_CLAMP
-static __device__ __forceinline__ float clamped_glu(float g, float u)
-{
-    g = fminf(g, 7.0f);
-    u = fminf(fmaxf(u, -7.0f), 7.0f);
-    return g / (1.0f + expf(-1.702f * g)) * (u + 1.0f);
-}
 
 struct f_copy {
     const float *x;
@@ -50,15 +22,12 @@ struct f_mul {
 struct f_act {
     const float *x;
     int act;
-    __device__ float operator()(size_t i) const { return act_of(act, x[i]); }
+    __device__ float operator()(size_t i) const { return cu_act(act, x[i]); }
 };
 struct f_glu {
     const float *g, *u;
     int act;
-    __device__ float operator()(size_t i) const
-    {
-        return act == LR_ACT_SWIGLU_CLAMP ? clamped_glu(g[i], u[i]) : act_of(act, g[i]) * u[i];
-    }
+    __device__ float operator()(size_t i) const { return cu_glu(act, g[i], u[i]); }
 };
 struct f_mul_row { // b: a value a row
     const float *a, *b;
@@ -85,6 +54,20 @@ struct f_ranks { // rank r's columns at[r] .. at[r+1]-1 of m rows, one rank behi
         int row = (int)(i / width), c = (int)(i % width), r = 0;
         while (c >= at[r + 1]) r++;
         return x[(size_t)m * at[r] + (size_t)row * (at[r + 1] - at[r]) + c - at[r]];
+    }
+};
+struct f_mix { // a row's experts by rank, times their weights
+    const float *slots, *chosen;
+    const int32_t *slot_of;
+    int n_used, width;
+    __device__ float operator()(size_t i) const
+    {
+        size_t row = i / width, at = i % width;
+        const float *w = chosen + (2 * row + 1) * n_used;
+        float s = 0;
+        for (int r = 0; r < n_used; r++)
+            s = __fadd_rn(s, __fmul_rn(w[r], slots[(size_t)slot_of[row * n_used + r] * width + at]));
+        return s;
     }
 };
 struct f_scale {
@@ -287,6 +270,12 @@ cudaError_t lr_cu_scale(const float *x, float scale, int m, int width, lr_cu_out
 cudaError_t lr_cu_softcap(const float *x, float scale, int m, int width, lr_cu_out out, cudaStream_t s)
 {
     return each(f_softcap{x, scale}, m, width, out, s);
+}
+
+cudaError_t lr_cu_mix(const lr_cu_slots *t, const float *slots, const float *chosen, int m, int width, lr_cu_out out,
+                      cudaStream_t s)
+{
+    return each(f_mix{slots, chosen, t->at, t->n_used, width}, m, width, out, s);
 }
 
 cudaError_t lr_cu_gather(const float *x, const int32_t *rows, int m, int width, lr_cu_out out, cudaStream_t s)

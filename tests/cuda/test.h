@@ -93,3 +93,4 @@ void test_linear();
 void test_kv();
 void test_attn();
 void test_sample();
+void test_moe();

@@ -322,6 +322,11 @@ static void run_collective(emu_thread **L, unsigned act)
         case EMU_SHFL_XOR:
             src = (l ^ t->arg) >= base + w ? l : l ^ t->arg;
             break;
+        case EMU_MATCH:
+            *(unsigned *)t->out = 0;
+            for (int j = 0; j < 32; j++)
+                if (act >> j & 1 && *(const int *)L[j]->in == *(const int *)t->in) *(unsigned *)t->out |= 1u << j;
+            break;
         case EMU_LDMATRIX:
         case EMU_LDMATRIX_T:
             for (int j = 0; j < 4; j++) ((uint32_t *)t->out)[j] = from_matrix(L, j, l, op == EMU_LDMATRIX_T);

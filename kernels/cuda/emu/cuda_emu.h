@@ -85,6 +85,7 @@ enum emu_op {
     EMU_REDADD,
     EMU_REDMAX,
     EMU_REDMIN,
+    EMU_MATCH,
     EMU_MMA_F16,
     EMU_MMA_BF16,
     EMU_LDMATRIX,
@@ -156,6 +157,13 @@ static inline unsigned emu_ballot(unsigned m, int p, const char *f, int l)
     return r;
 }
 #define __ballot_sync(m, p)     emu_ballot(m, p, __FILE__, __LINE__)
+static inline unsigned emu_match(unsigned m, int v, const char *f, int l)
+{
+    unsigned r;
+    emu_collective(EMU_MATCH, m, 0, 0, &v, sizeof v, &r, sizeof r, f, l);
+    return r;
+}
+#define __match_any_sync(m, v)  emu_match(m, v, __FILE__, __LINE__)
 #define __any_sync(m, p)        (emu_ballot(m, p, __FILE__, __LINE__) != 0)
 #define __all_sync(m, p)        (emu_ballot(m, !(p), __FILE__, __LINE__) == 0)
 #define __reduce_add_sync(m, v) emu_wred(EMU_REDADD, m, v, __FILE__, __LINE__)
