@@ -444,7 +444,7 @@ template <class W, int M> __global__ void __launch_bounds__(32 * WARPS) ref_k(ve
 
 template <class W> static cudaError_t dot_run(const vec_args &a, const lr_cu_slots *slots, cudaStream_t s)
 {
-    dim3 grid((a.g.n + WARPS - 1) / WARPS, slots ? slots->n_pieces : 1), block(32 * WARPS);
+    dim3 grid((a.g.n + WARPS - 1) / WARPS, slots ? (unsigned)slots->n_pieces : 1u), block(32 * WARPS);
     if constexpr (!W::BYTES)
         return cudaErrorInvalidValue;
     else if (slots ? slots->m == 1 : a.m == 1) // a row has an expert once
@@ -524,7 +524,7 @@ size_t lr_cu_product_work(lr_cu_math math, const lr_cu_product *p, int m)
     for (int i = 0; i < p->n_weights; i++) n += p->w[i].n;
     if (math == LR_CU_REF || n <= 0 || k <= 0 || m <= 0) return 0;
     int part = k_part(n, k, p->slots), parts = (k + part - 1) / part;
-    return parts > 1 ? (size_t)parts * (size_t)(rows < SPLIT ? rows : SPLIT) * (size_t)n * 4 : 0;
+    return parts > 1 ? (size_t)parts * (size_t)(rows < SPLIT ? rows : (long long)SPLIT) * (size_t)n * 4 : 0;
 }
 
 cudaError_t lr_cu_multiply(lr_cu_math math, const lr_cu_product *p, const void *x, int m, void *work, cudaStream_t s)

@@ -144,6 +144,7 @@ static const lr_backend_ops cuda_ops = {
     .name = "cuda",
     .echoes = true,
     .draws = true,
+    .features = true,
     .free = cuda_free,
     .weight_new = lr_cuda_weight_new,
     .weight_free = lr_cuda_weight_free,

@@ -1,9 +1,10 @@
 /* cuda_int.h - inside the CUDA backend: device state, weights, KV store, compiled plans.
  *
  * cuda.c opens devices, cuda_weight.c and cuda_kv.c hold memory, cuda_plan.c turns a layer graph into steps (fusing
- * what the kernels can do at once) and lays out their memory, cuda_run.c walks the steps, or has a captured graph do
- * it, cuda_step.c launches one step, cuda_blas.c is cuBLAS, opened when compute = "loose" wants it. All of it is
- * compiled a second time against the emulated runtime of kernels/cuda/emu.
+ * what the kernels can do at once), cuda_layout.c lays out their memory, cuda_run.c walks the steps, or has a captured
+ * graph do it, cuda_step.c launches one step, cuda_product.c products with weights and of experts, cuda_blas.c is
+ * cuBLAS, opened when compute = "loose" wants it. All of it is compiled a second time against the emulated runtime of
+ * kernels/cuda/emu.
  */
 #ifndef LR_BACKEND_CUDA_INT_H
 #define LR_BACKEND_CUDA_INT_H
@@ -40,7 +41,8 @@ typedef struct cuda_backend {
 } cuda_backend;
 
 struct lr_weight {
-    int type, n, k; /* n rows of k values */
+    int type, n, k; /* n rows of k values, of each expert */
+    int n_experts;  /* 0: a matrix, and no more */
     size_t row_bytes;
     void *data; /* on the device */
     cuda_bytes *bytes;
@@ -68,6 +70,9 @@ struct lr_kv_store {
 typedef struct cuda_piece {
     int width, type; /* type: of the weights that a packed one is for; -1 = float32 */
     bool narrow;     /* rows: those whose logits are wanted */
+    bool experts;    /* a packed one is for products of experts, which are none of cuBLAS's */
+    int times;       /* rows of slots: n_used of the route; else 1 */
+    size_t fixed;    /* so many bytes in place of rows; 0 = rows */
     int def, last;   /* steps */
     size_t offset, bytes;
     char *at;
@@ -79,14 +84,20 @@ enum { STEP_PACK = 100, STEP_ROPE_KV };
 typedef struct cuda_step {
     int kind; /* lr_op_kind or STEP_... */
     bool narrow;
-    int in[3]; /* pieces, -1 = none. NORM: in[1] is added first; ROPE_KV: q, k, v; LINEAR: in[0] is packed or float32 */
-    int out;   /* float32 piece, -1 = none */
-    int sum;   /* NORM: piece of in[0] + in[1] */
-    int pack;  /* packed piece that it fills as well */
+    int in[3]; /* pieces, -1 = none. NORM: in[1] is added first; ROPE_KV: q, k, v; LINEAR: in[0] is packed or float32;
+                * EXPERTS, MIX, GATHER of slots: in[2] are the slots, which ROUTE tells in out[1] */
+    int out[LR_CU_JOINT]; /* float32 pieces, -1 = none; more than one of joint products */
+    int sum;              /* NORM: piece of in[0] + in[1] */
+    int pack;             /* packed piece that it fills as well */
     int width;
-    const lr_weight *w;
-    const float *bias; /* device */
-    lr_cu_norm norm;   /* NORM */
+    int times; /* rows of out, as the piece's */
+    int n_w;   /* LINEAR, EXPERTS: products in one */
+    const lr_weight *w[LR_CU_JOINT];
+    const float *bias[LR_CU_JOINT]; /* device */
+    bool glu, of_rows;              /* as lr_cu_product's */
+    lr_cu_choice choice;            /* ROUTE */
+    lr_cu_slots slots;              /* ROUTE, and those that read them: its counts */
+    lr_cu_norm norm;                /* NORM */
     lr_cu_norm head_norm[2];
     bool has_norm[2], has_rope[2]; /* ROPE_KV: of q and k */
     lr_cu_rope rope[2];            /* ROPE: [0]; ROPE_KV: q, k */
@@ -141,10 +152,10 @@ struct lr_plan {
     cuda_piece *pieces;
     int n_steps;
     cuda_step *steps;
-    int held;                  /* rows of the table of learned positions, 0 = none */
-    int logits, hidden, input; /* pieces */
-    bool partial;              /* the result is all rows: what the next part of the model gets */
-    int n_vocab, n_hidden;
+    int held;                            /* rows of the table of learned positions, 0 = none */
+    int logits, hidden, features, input; /* pieces, -1 = none */
+    bool partial;                        /* the result is all rows: what the next part of the model gets */
+    int n_vocab, n_hidden, n_features;
     int slots_cap;              /* no sequence is longer: the KV store has no more slots */
     int tile_narrow, tile_wide; /* rows of attention tiles */
     void *work;                 /* all pieces */
@@ -209,8 +220,30 @@ void lr_cuda_kv_write(lr_backend *, lr_kv_store *, int group, int block, const v
 int lr_cuda_compile(lr_backend *, const lr_program *, const lr_kv_store *, int max_rows, int max_out, lr_plan **out,
                     lr_error *err);
 void lr_cuda_plan_free(lr_backend *, lr_plan *);
-/* The form in which m rows go into a product with weights of `type`. */
-lr_cu_form lr_cuda_form(const cuda_backend *, int type, int m);
+/* Numbers of rows on both sides of each change of form. */
+enum { LR_CUDA_SIZES = 5 };
+extern const int lr_cuda_sizes[LR_CUDA_SIZES];
+/* The form in which m rows go into a product with weights of `type`, of experts or not. */
+lr_cu_form lr_cuda_form(const cuda_backend *, int type, bool experts, int m);
+/* A step's product, without addresses of rows. */
+lr_cu_product lr_cuda_product(const cuda_step *);
+
+/* ---- cuda_layout.c ---- */
+
+/* Memory for all pieces, and workspaces. */
+int lr_cuda_layout(lr_plan *, lr_error *err);
+
+static inline void *lr_cuda_at(const lr_plan *p, int piece) { return piece >= 0 ? p->pieces[piece].at : NULL; }
+
+/* ---- cuda_product.c ---- */
+
+/* m: rows of the step's input. */
+cudaError_t lr_cuda_multiply(const lr_plan *, const cuda_step *, int m);
+/* rows: token rows. live: what is < 0 for padding. */
+cudaError_t lr_cuda_route(const lr_plan *, const cuda_step *, int rows, const int32_t *live);
+cudaError_t lr_cuda_mix(const lr_plan *, const cuda_step *, int rows, lr_cu_out out);
+/* Where slots of so many token rows lie. */
+lr_cu_slots lr_cuda_slots(const lr_plan *, const cuda_step *, int piece, int rows);
 
 /* ---- cuda_step.c ---- */
 

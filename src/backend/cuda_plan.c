@@ -1,4 +1,4 @@
-/* cuda_plan.c - turns a layer graph into steps, a launch or two each, and lays out activation memory.
+/* cuda_plan.c - turns a layer graph into steps, a launch or two each.
  *
  * Steps keep the script's order; what the kernels do at once is folded into one: a sum and the norm behind it; the
  * norms of heads, the turning of queries and keys and the write to the KV; the packing of rows for products, which the
@@ -9,7 +9,7 @@
 #include <string.h>
 
 typedef struct pack_entry {
-    int value, type, piece;
+    int value, piece;
 } pack_entry;
 
 typedef struct builder {
@@ -22,7 +22,10 @@ typedef struct builder {
     int *piece;  /* (values) float32 piece, -1 = none yet */
     int *writer; /* (values) step whose lr_cu_out it is, -1 = none */
     bool *narrow;
+    int *router;  /* (values) of a route: its step */
     bool *folded; /* (operations) done as part of another */
+    bool *joined; /* (operations) products that are made with another, or with a GLU */
+    bool *glued;  /* (operations) such a GLU */
     pack_entry *packs;
     int n_packs;
     float *consts; /* host twin of the plan's */
@@ -31,64 +34,79 @@ typedef struct builder {
 
 /* ---- pieces and steps ---- */
 
-static int push_piece(builder *b, int width, bool narrow, int type)
+/* Rows of a value for each token row. */
+static int times(const builder *b, int v)
 {
-    b->p->pieces[b->p->n_pieces] = (cuda_piece){.width = width, .narrow = narrow, .type = type, .def = -1, .last = -1};
+    int route = b->g->route ? b->g->route[v] : -1;
+    return route < 0 || b->router[route] < 0 ? 1 : b->p->steps[b->router[route]].slots.n_used;
+}
+
+static int push_piece(builder *b, int v, int type)
+{
+    b->p->pieces[b->p->n_pieces] = (cuda_piece){
+        .width = b->g->width[v], .narrow = b->narrow[v], .times = times(b, v), .type = type, .def = -1, .last = -1};
     return b->p->n_pieces++;
 }
 
 static int value(builder *b, int v)
 {
     if (v < 0) return -1;
-    if (b->piece[v] < 0) b->piece[v] = push_piece(b, b->g->width[v], b->narrow[v], -1);
+    if (b->piece[v] < 0) b->piece[v] = push_piece(b, v, -1);
     return b->piece[v];
 }
 
 static cuda_step *push_step(builder *b, int kind, int out, bool narrow)
 {
     cuda_step *s = &b->p->steps[b->p->n_steps];
-    *s = (cuda_step){.kind = kind, .in = {-1, -1, -1}, .out = -1, .sum = -1, .pack = -1, .narrow = narrow};
+    *s = (cuda_step){.kind = kind, .in = {-1, -1, -1}, .sum = -1, .pack = -1, .narrow = narrow, .times = 1};
+    for (int i = 0; i < LR_CU_JOINT; i++) s->out[i] = -1;
     if (out >= 0) {
-        s->out = value(b, out);
+        bool packs = kind != LR_OP_LINEAR && kind != LR_OP_ROPE && kind != LR_OP_ATTN && kind != LR_OP_EXPERTS &&
+                     kind != LR_OP_ROUTE;
+        s->out[0] = value(b, out);
         s->width = b->g->width[out];
         s->narrow = b->narrow[out];
-        if (kind != LR_OP_LINEAR && kind != LR_OP_ROPE && kind != LR_OP_ATTN) b->writer[out] = b->p->n_steps;
+        s->times = times(b, out);
+        if (packs) b->writer[out] = b->p->n_steps;
     }
     b->p->n_steps++;
     return s;
 }
 
-lr_cu_form lr_cuda_form(const cuda_backend *be, int type, int m)
+lr_cu_form lr_cuda_form(const cuda_backend *be, int type, bool experts, int m)
 {
-    if (be->compute == LR_COMPUTE_LOOSE && m >= LR_CUDA_BLAS_ROWS) return LR_CU_BF16;
+    if (!experts && be->compute == LR_COMPUTE_LOOSE && m >= LR_CUDA_BLAS_ROWS) return LR_CU_BF16;
     return lr_cu_linear_form(be->math, type, m);
 }
 
-static const int sizes[] = {1, 8, 9, LR_CUDA_BLAS_ROWS - 1, LR_CUDA_BLAS_ROWS};
-enum { N_SIZES = sizeof sizes / sizeof *sizes };
+const int lr_cuda_sizes[LR_CUDA_SIZES] = {1, 8, 9, LR_CUDA_BLAS_ROWS - 1, LR_CUDA_BLAS_ROWS};
 
-static bool same_forms(const cuda_backend *be, int a, int b)
+static bool same_forms(const cuda_backend *be, const cuda_piece *a, int type, bool experts)
 {
-    for (int i = 0; i < N_SIZES; i++)
-        if (lr_cuda_form(be, a, sizes[i]) != lr_cuda_form(be, b, sizes[i])) return false;
+    for (int i = 0; i < LR_CUDA_SIZES; i++)
+        if (lr_cuda_form(be, a->type, a->experts, lr_cuda_sizes[i]) !=
+            lr_cuda_form(be, type, experts, lr_cuda_sizes[i]))
+            return false;
     return true;
 }
 
 static bool takes_floats(const cuda_backend *be, int type)
 {
-    for (int i = 0; i < N_SIZES; i++)
-        if (lr_cuda_form(be, type, sizes[i]) != LR_CU_F32) return false;
+    for (int i = 0; i < LR_CUDA_SIZES; i++)
+        if (lr_cuda_form(be, type, true, lr_cuda_sizes[i]) != LR_CU_F32) return false;
     return true;
 }
 
 /* The piece that a product with weights of `type` reads the value from. */
-static int packed(builder *b, int v, int type)
+static int packed(builder *b, int v, int type, bool experts)
 {
     if (takes_floats(b->be, type)) return value(b, v);
     for (int i = 0; i < b->n_packs; i++)
-        if (b->packs[i].value == v && same_forms(b->be, b->packs[i].type, type)) return b->packs[i].piece;
-    int piece = push_piece(b, b->g->width[v], b->narrow[v], type);
-    b->packs[b->n_packs++] = (pack_entry){v, type, piece};
+        if (b->packs[i].value == v && same_forms(b->be, &b->p->pieces[b->packs[i].piece], type, experts))
+            return b->packs[i].piece;
+    int piece = push_piece(b, v, type);
+    b->p->pieces[piece].experts = experts;
+    b->packs[b->n_packs++] = (pack_entry){v, piece};
     int w = b->writer[v];
     if (w >= 0 && b->p->steps[w].pack < 0) {
         b->p->steps[w].pack = piece;
@@ -98,6 +116,7 @@ static int packed(builder *b, int v, int type)
     s->in[0] = value(b, v);
     s->pack = piece;
     s->width = b->g->width[v];
+    s->times = times(b, v);
     return piece;
 }
 
@@ -198,8 +217,8 @@ static int unfold(builder *b, cuda_step *s, int side, int v)
 static int kv_step(builder *b, int i, lr_error *err)
 {
     const lr_op *o = &b->g->ops[i], *attn = attn_behind(b, i);
-    if (o->u.attn.layer < 0 || o->u.attn.layer >= b->kv->n_layers)
-        return lr_fail(err, LR_EINVAL, "KV layer %d of %d", o->u.attn.layer, b->kv->n_layers);
+    if (o->u.attn.layer < 0 || !b->kv || o->u.attn.layer >= b->kv->n_layers)
+        return lr_fail(err, LR_EINVAL, "KV layer %d of %d", o->u.attn.layer, b->kv ? b->kv->n_layers : 0);
     int q = attn && attn->in[0] != o->in[0] ? attn->in[0] : -1;
     bool with_q = q >= 0 && b->maker[q] >= 0 && b->folded[b->maker[q]];
     cuda_step *s = push_step(b, STEP_ROPE_KV, -1, false);
@@ -209,7 +228,7 @@ static int kv_step(builder *b, int i, lr_error *err)
     if (with_q) {
         s->attn.n_heads = attn->u.attn.n_heads;
         s->in[0] = value(b, unfold(b, s, 0, q));
-        s->out = value(b, q);
+        s->out[0] = value(b, q);
     }
     return 0;
 }
@@ -217,8 +236,8 @@ static int kv_step(builder *b, int i, lr_error *err)
 static int attn_step(builder *b, const lr_op *o, lr_error *err)
 {
     const lr_attn *a = &o->u.attn;
-    if (a->layer < 0 || a->layer >= b->kv->n_layers)
-        return lr_fail(err, LR_EINVAL, "KV layer %d of %d", a->layer, b->kv->n_layers);
+    if (a->layer < 0 || !b->kv || a->layer >= b->kv->n_layers)
+        return lr_fail(err, LR_EINVAL, "KV layer %d of %d", a->layer, b->kv ? b->kv->n_layers : 0);
     cuda_step *s = push_step(b, LR_OP_ATTN, o->out, false);
     s->in[0] = value(b, o->in[0]);
     s->layer = a->layer;
@@ -247,14 +266,134 @@ static void add_step(builder *b, int i)
     s->in[1] = value(b, o->in[1]);
 }
 
-static int linear_step(builder *b, const lr_op *o, lr_error *err)
+/* ---- products ---- */
+
+/* Products that read the same rows as a's, of weights of one kind, may be one launch. */
+static bool joins(const builder *b, const lr_op *a, const lr_op *o)
+{
+    return b->be->math == LR_CU_EXACT && a->kind == o->kind && a->in[0] == o->in[0] && a->in[1] == o->in[1] &&
+           a->w->type == o->w->type && a->w->k == o->w->k;
+}
+
+static int add_product(cuda_step *s, const lr_op *o, lr_error *err)
 {
     if (o->bias && o->bias->type != LR_F32) return lr_fail(err, LR_EINVAL, "a bias that is no vector");
-    int x = packed(b, o->in[0], o->w->type);
-    cuda_step *s = push_step(b, LR_OP_LINEAR, o->out, false);
+    s->w[s->n_w] = o->w;
+    s->bias[s->n_w++] = o->bias ? o->bias->data : NULL;
+    return 0;
+}
+
+/* LINEAR or EXPERTS; `out`: the value that is made of it. */
+static cuda_step *product_step(builder *b, const lr_op *o, int out, lr_error *err)
+{
+    bool experts = o->kind == LR_OP_EXPERTS;
+    int router = experts ? b->router[o->in[1]] : -1;
+    if (experts && (router < 0 || o->w->n_experts != b->p->steps[router].slots.n_own)) {
+        lr_fail(err, LR_EINVAL, "experts without a route");
+        return NULL;
+    }
+    int x = packed(b, o->in[0], o->w->type, experts);
+    cuda_step *s = push_step(b, (int)o->kind, out, false);
     s->in[0] = x;
-    s->w = o->w;
-    s->bias = o->bias ? o->bias->data : NULL;
+    s->of_rows = experts && b->g->route[o->in[0]] < 0;
+    if (experts) {
+        s->slots = b->p->steps[router].slots;
+        s->in[2] = b->p->steps[router].out[1];
+    }
+    return add_product(s, o, err) ? NULL : s;
+}
+
+/* A product, and those behind it that read the same: queries, keys and values. */
+static int product(builder *b, int i, lr_error *err)
+{
+    const lr_op *o = &b->g->ops[i];
+    cuda_step *s = product_step(b, o, o->out, err);
+    int rc = s ? 0 : err->code;
+    for (int j = i + 1; j < b->g->n_ops && s && !rc && s->n_w < LR_CU_JOINT && o->kind == LR_OP_LINEAR; j++) {
+        const lr_op *n = &b->g->ops[j];
+        if (b->joined[j] || !joins(b, o, n)) continue;
+        b->joined[j] = true;
+        s->out[s->n_w] = value(b, n->out);
+        rc = add_product(s, n, err);
+    }
+    return rc;
+}
+
+/* The two products that a GLU alone reads, if they and it are one launch. */
+static bool glu_pair(const builder *b, const lr_op *glu, const lr_op **gate, const lr_op **up)
+{
+    const lr_op *of[2];
+    for (int i = 0; i < 2; i++) {
+        of[i] = sole_maker(b, glu->in[i], LR_OP_LINEAR);
+        if (!of[i]) of[i] = sole_maker(b, glu->in[i], LR_OP_EXPERTS);
+    }
+    *gate = of[0];
+    *up = of[1];
+    return of[0] && of[1] && of[0] != of[1] && joins(b, of[0], of[1]) && of[0]->w->n == of[1]->w->n;
+}
+
+static void find_pairs(builder *b)
+{
+    for (int i = 0; i < b->g->n_ops; i++) {
+        const lr_op *gate, *up;
+        if (b->g->ops[i].kind != LR_OP_GLU || !glu_pair(b, &b->g->ops[i], &gate, &up)) continue;
+        b->glued[i] = b->joined[gate - b->g->ops] = b->joined[up - b->g->ops] = true;
+    }
+}
+
+static int glu_step(builder *b, const lr_op *glu, lr_error *err)
+{
+    const lr_op *gate, *up;
+    glu_pair(b, glu, &gate, &up);
+    cuda_step *s = product_step(b, gate, glu->out, err);
+    if (!s) return err->code;
+    s->glu = true;
+    s->act = (int)glu->u.act;
+    return add_product(s, up, err);
+}
+
+lr_cu_product lr_cuda_product(const cuda_step *s)
+{
+    lr_cu_product p = {.n_weights = s->n_w, .glu = s->glu, .act = s->act, .of_rows = s->of_rows};
+    if (s->kind == LR_OP_EXPERTS) p.slots = &s->slots;
+    for (int i = 0; i < s->n_w; i++) {
+        const lr_weight *w = s->w[i];
+        p.w[i] = (lr_cu_weight){.data = w->data, .type = w->type, .n = w->n, .k = w->k, .row_bytes = w->row_bytes};
+        p.bias[i] = s->bias[i];
+    }
+    return p;
+}
+
+/* ---- experts ---- */
+
+static int route_step(builder *b, const lr_op *o)
+{
+    const lr_route *r = &o->u.route;
+    cuda_step *s = push_step(b, LR_OP_ROUTE, o->out, false);
+    b->router[o->out] = b->p->n_steps - 1;
+    s->in[0] = value(b, o->in[0]);
+    s->bias[0] = o->bias ? o->bias->data : NULL;
+    s->choice = (lr_cu_choice){r->n_experts, r->n_used,   (int)r->gate,     r->normalize,
+                               r->scale,     r->n_groups, r->n_groups_used, r->group_best};
+    s->slots = (lr_cu_slots){.n_experts = r->n_experts,
+                             .n_used = r->n_used,
+                             .from = r->n_own ? r->from : 0,
+                             .n_own = r->n_own ? r->n_own : r->n_experts};
+    s->out[1] = push_piece(b, o->out, -1);
+    b->p->pieces[s->out[1]].fixed =
+        lr_cu_slots_bytes(r->n_experts, r->n_used, s->narrow ? b->p->max_out : b->p->max_rows);
+    return 0;
+}
+
+static int mix_step(builder *b, const lr_op *o, lr_error *err)
+{
+    int router = b->router[o->in[1]];
+    if (router < 0 || b->g->route[o->in[0]] != o->in[1]) return lr_fail(err, LR_EINVAL, "experts of two routes");
+    cuda_step *s = push_step(b, LR_OP_MIX, o->out, false);
+    s->in[0] = value(b, o->in[0]);
+    s->in[1] = value(b, o->in[1]);
+    s->in[2] = b->p->steps[router].out[1];
+    s->slots = b->p->steps[router].slots;
     return 0;
 }
 
@@ -270,8 +409,7 @@ static lr_cu_parts parts_of(const builder *b, const lr_op *o)
 static int gather_step(builder *b, const lr_op *o, lr_error *err)
 {
     lr_comm *c = o->u.gather.comm;
-    if (o->in[0] >= 0 && b->g->route && b->g->route[o->in[0]] >= 0)
-        return lr_fail(err, LR_EUNSUPPORTED, "the CUDA backend has no operation 'gather' of experts");
+    int route = b->g->route ? b->g->route[o->in[0]] : -1;
     int32_t at[LR_CUDA_RANKS + 1];
     if (c->size > LR_CUDA_RANKS)
         return lr_fail(err, LR_EUNSUPPORTED, "the CUDA backend exchanges between %d ranks at most, not %d",
@@ -281,8 +419,14 @@ static int gather_step(builder *b, const lr_op *o, lr_error *err)
     s->in[0] = value(b, o->in[0]);
     s->gather.comm = c;
     s->gather.at_dev = (const int32_t *)(const void *)keep(b, (const float *)(const void *)at, c->size + 1);
-    if (!c->device) b->p->no_graphs = true;
-    size_t bytes = (size_t)(s->narrow ? b->p->max_out : b->p->max_rows) * (size_t)s->width * sizeof(float);
+    if (route >= 0) { /* as they lie: each rank's behind the other's */
+        s->slots = b->p->steps[b->router[route]].slots;
+        s->in[2] = b->p->steps[b->router[route]].out[1];
+        b->writer[o->out] = -1;
+    }
+    if (!c->device || route >= 0) b->p->no_graphs = true; /* how many slots a rank has is asked of the device */
+    size_t rows = (size_t)(s->narrow ? b->p->max_out : b->p->max_rows) * (size_t)s->times;
+    size_t bytes = rows * (size_t)s->width * sizeof(float);
     if (bytes > b->p->exchange_bytes) b->p->exchange_bytes = bytes;
     return 0;
 }
@@ -305,7 +449,12 @@ static int convert(builder *b, int i, lr_error *err)
     case LR_OP_INPUT:
         return input_step(b, o, err);
     case LR_OP_LINEAR:
-        return linear_step(b, o, err);
+    case LR_OP_EXPERTS:
+        return product(b, i, err);
+    case LR_OP_ROUTE:
+        return route_step(b, o);
+    case LR_OP_MIX:
+        return mix_step(b, o, err);
     case LR_OP_KV:
         return kv_step(b, i, err);
     case LR_OP_ATTN:
@@ -316,9 +465,11 @@ static int convert(builder *b, int i, lr_error *err)
     case LR_OP_EMBED_AT:
         b->p->held = o->w->n;
         break;
+    case LR_OP_GLU:
+        if (b->glued[i]) return glu_step(b, o, err);
+        break;
     case LR_OP_MUL:
     case LR_OP_ACT:
-    case LR_OP_GLU:
     case LR_OP_PART:
     case LR_OP_CONCAT:
     case LR_OP_SLICE:
@@ -335,7 +486,7 @@ static int convert(builder *b, int i, lr_error *err)
     cuda_step *s = push_step(b, (int)o->kind, o->out, false);
     s->in[0] = value(b, o->in[0]);
     s->in[1] = value(b, o->in[1]);
-    s->w = o->w;
+    s->w[0] = o->w;
     if (o->kind == LR_OP_NORM) s->norm = norm_of(b, o);
     if (o->kind == LR_OP_PART || o->kind == LR_OP_CONCAT || o->kind == LR_OP_SLICE) s->parts = parts_of(b, o);
     if (o->kind == LR_OP_MUL) s->by_row = b->g->width[o->in[1]] != b->g->width[o->out];
@@ -344,142 +495,6 @@ static int convert(builder *b, int i, lr_error *err)
     if (o->kind == LR_OP_EMBED_AT) s->scale = 1;
     if (o->kind == LR_OP_EMBED || o->kind == LR_OP_SCALE || o->kind == LR_OP_SOFTCAP) s->scale = o->u.scale;
     return 0;
-}
-
-/* ---- memory ---- */
-
-static void touch(lr_plan *p, int piece, int at)
-{
-    if (piece < 0) return;
-    cuda_piece *v = &p->pieces[piece];
-    if (v->def < 0 || at < v->def) v->def = at;
-    if (at > v->last) v->last = at;
-}
-
-/* A float32 result that nobody reads, beside a packed one that somebody does, is not made. */
-static void drop_unread(lr_plan *p)
-{
-    for (int i = 0; i < p->n_steps; i++) {
-        cuda_step *s = &p->steps[i];
-        bool read = s->pack < 0 || s->out < 0 || s->out == p->logits || s->out == p->hidden;
-        for (int j = i + 1; j < p->n_steps && !read; j++)
-            for (int k = 0; k < 3; k++)
-                if (p->steps[j].in[k] == s->out) read = true;
-        if (!read) s->out = -1;
-    }
-}
-
-static size_t piece_bytes(const lr_plan *p, const cuda_piece *v)
-{
-    int rows = v->narrow ? p->max_out : p->max_rows;
-    size_t most = 0;
-    if (v->type < 0) most = (size_t)rows * (size_t)v->width * sizeof(float);
-    for (int i = 0; i <= N_SIZES && v->type >= 0; i++) {
-        int m = i == N_SIZES || sizes[i] > rows ? rows : sizes[i];
-        size_t n = lr_cu_rows_bytes(lr_cuda_form(p->be, v->type, m), m, v->width);
-        if (n > most) most = n;
-    }
-    return (most + 255) & ~(size_t)255;
-}
-
-/* First fit: the lowest offset that is free of every earlier piece whose life meets this one's. */
-static void place(lr_plan *p, int i)
-{
-    cuda_piece *v = &p->pieces[i];
-    for (bool moved = true; moved;) {
-        moved = false;
-        for (int j = 0; j < i; j++) {
-            const cuda_piece *u = &p->pieces[j];
-            if (!u->bytes || u->def > v->last || u->last < v->def) continue;
-            if (u->offset < v->offset + v->bytes && v->offset < u->offset + u->bytes) {
-                v->offset = u->offset + u->bytes;
-                moved = true;
-            }
-        }
-    }
-    if (v->offset + v->bytes > p->work_bytes) p->work_bytes = v->offset + v->bytes;
-}
-
-static int layout(lr_plan *p, lr_error *err)
-{
-    drop_unread(p);
-    for (int i = 0; i < p->n_steps; i++) {
-        const cuda_step *s = &p->steps[i];
-        for (int k = 0; k < 3; k++) touch(p, s->in[k], i);
-        touch(p, s->out, i);
-        touch(p, s->sum, i);
-        touch(p, s->pack, i);
-    }
-    touch(p, p->logits, p->n_steps);
-    touch(p, p->hidden, p->n_steps);
-    for (int i = 0; i < p->n_pieces; i++) {
-        cuda_piece *v = &p->pieces[i];
-        v->bytes = v->def < 0 ? 0 : piece_bytes(p, v);
-        if (v->bytes) place(p, i);
-    }
-    int rc = lr_cuda_alloc(p->be, &p->work, p->work_bytes, "activations", err);
-    for (int i = 0; i < p->n_pieces && !rc; i++)
-        if (p->pieces[i].bytes) p->pieces[i].at = (char *)p->work + p->pieces[i].offset;
-    return rc;
-}
-
-enum { PARTS_BYTES = 64 << 20 };
-
-static void want(size_t *most, size_t n)
-{
-    if (n > *most) *most = n;
-}
-
-static void count_scratch(lr_plan *p)
-{
-    int slots = 1;
-    for (int g = 0; g < LR_KV_GROUPS; g++)
-        if (p->kv->n_blocks[g] * p->kv->block_size > slots) slots = p->kv->n_blocks[g] * p->kv->block_size;
-    p->slots_cap = slots;
-    for (int i = 0; i < p->n_steps; i++) {
-        const cuda_step *s = &p->steps[i];
-        int m = s->narrow ? p->max_out : p->max_rows;
-        if (s->kind == LR_OP_LINEAR) {
-            want(&p->scratch_bytes, lr_cu_linear_work(p->be->math, s->w->type, s->w->n, s->w->k, m));
-            if (p->be->compute == LR_COMPUTE_LOOSE && m >= LR_CUDA_BLAS_ROWS && s->w->type != LR_BF16)
-                want(&p->dense_bytes, (size_t)s->w->n * (size_t)s->w->k * 2);
-        }
-        if (s->kind == LR_OP_ATTN) {
-            const lr_kv_layer *l = &p->kv->layers[s->layer].shape;
-            int h = s->attn.n_heads, few = lr_cu_attn_tile_rows(h, l->n_kv_heads, l->head_dim, false);
-            int many = lr_cu_attn_tile_rows(h, l->n_kv_heads, l->head_dim, true);
-            if (many < p->tile_wide) p->tile_wide = many;
-            if (few < p->tile_narrow) p->tile_narrow = few;
-            size_t all = lr_cu_attn_work(m, h, l->head_dim, slots);
-            want(&p->parts_bytes, all < PARTS_BYTES ? all : PARTS_BYTES);
-            want(&p->parts_bytes, lr_cu_attn_work(few < m ? few : m, h, l->head_dim, slots));
-        }
-        if (s->kind == STEP_ROPE_KV) {
-            const lr_kv_layer *l = &p->kv->layers[s->layer].shape;
-            want(&p->echo_bytes, (size_t)m * (size_t)(l->n_kv_heads * l->head_dim) * 2 * sizeof(float));
-        }
-    }
-}
-
-static int alloc_scratch(lr_plan *p, lr_error *err)
-{
-    enum { BOUNCE = 8 << 20 };
-    count_scratch(p);
-    int rc = lr_cuda_alloc(p->be, &p->scratch, p->scratch_bytes, "workspace of products", err);
-    if (!rc) rc = lr_cuda_alloc(p->be, &p->parts, p->parts_bytes, "workspace of attention", err);
-    if (!rc && p->dense_bytes) rc = lr_cuda_alloc(p->be, &p->dense, p->dense_bytes, "a weight as bfloat16", err);
-    if (rc) return rc;
-    if (!rc && p->exchange_bytes) {
-        rc = lr_cuda_alloc(p->be, &p->exchange, p->exchange_bytes, "rows of other ranks", err);
-        cudaError_t pinned = rc ? cudaSuccess : cudaMallocHost(&p->staged, 2 * p->exchange_bytes);
-        if (!rc && !pinned) pinned = cudaEventCreateWithFlags(&p->met, cudaEventDisableTiming);
-        if (pinned) rc = lr_cuda_failed(p->be, (int)pinned, "pinned memory for rows of other ranks", err);
-        if (rc) return rc;
-    }
-    p->bounce_bytes = (size_t)(p->partial ? p->max_rows : p->max_out) * (size_t)p->n_vocab * sizeof(float);
-    if (p->bounce_bytes > BOUNCE) p->bounce_bytes = BOUNCE;
-    cudaError_t e = cudaMallocHost(&p->bounce, p->bounce_bytes);
-    return e ? lr_cuda_failed(p->be, (int)e, "pinned memory for logits", err) : 0;
 }
 
 /* ---- entry points ---- */
@@ -495,20 +510,23 @@ static int alloc_builder(builder *b, lr_error *err)
         if (o->kind == LR_OP_ATTN) floats += (size_t)o->u.attn.n_heads + 4;
         if (o->kind == LR_OP_GATHER) floats += LR_CUDA_RANKS + 4;
     }
-    p->pieces = lr_calloc(nv + 2 * no + 1, sizeof *p->pieces);
+    p->pieces = lr_calloc(nv + 3 * no + 1, sizeof *p->pieces);
     p->steps = lr_calloc(2 * no + 1, sizeof *p->steps);
     b->maker = lr_calloc(nv, sizeof *b->maker);
     b->uses = lr_calloc(nv, sizeof *b->uses);
     b->piece = lr_calloc(nv, sizeof *b->piece);
     b->writer = lr_calloc(nv, sizeof *b->writer);
     b->narrow = lr_calloc(nv, sizeof *b->narrow);
+    b->router = lr_calloc(nv, sizeof *b->router);
+    b->glued = lr_calloc(no, sizeof *b->glued);
+    b->joined = lr_calloc(no, sizeof *b->joined);
     b->folded = lr_calloc(no, sizeof *b->folded);
     b->packs = lr_calloc(no, sizeof *b->packs);
     b->consts = lr_alloc_aligned(floats * sizeof *b->consts);
-    if (!p->pieces || !p->steps || !b->maker || !b->uses || !b->piece || !b->writer || !b->narrow || !b->folded ||
-        !b->packs || !b->consts)
+    if (!p->pieces || !p->steps || !b->maker || !b->uses || !b->piece || !b->writer || !b->narrow || !b->router ||
+        !b->glued || !b->joined || !b->folded || !b->packs || !b->consts)
         return lr_fail(err, LR_ENOMEM, "no memory for the plan");
-    for (size_t i = 0; i < nv; i++) b->maker[i] = b->piece[i] = b->writer[i] = -1;
+    for (size_t i = 0; i < nv; i++) b->maker[i] = b->piece[i] = b->writer[i] = b->router[i] = -1;
     return lr_cuda_alloc(b->be, &p->consts, floats * sizeof(float), "constants", err);
 }
 
@@ -519,6 +537,9 @@ static void free_builder(builder *b)
     lr_free(b->piece);
     lr_free(b->writer);
     lr_free(b->narrow);
+    lr_free(b->router);
+    lr_free(b->glued);
+    lr_free(b->joined);
     lr_free(b->folded);
     lr_free(b->packs);
     lr_free_aligned(b->consts);
@@ -543,9 +564,11 @@ static int look_through(builder *b, lr_error *err)
     }
     b->uses[g->logits]++;
     if (g->hidden >= 0) b->uses[g->hidden]++;
+    if (g->features) b->uses[g->features - 1]++;
     if (!b->narrow[g->logits] && !g->partial)
         return lr_fail(err, LR_EINVAL, "the logits are not made behind the last attention");
     find_folds(b);
+    find_pairs(b);
     return 0;
 }
 
@@ -555,16 +578,17 @@ static int build(builder *b, lr_error *err)
     int rc = alloc_builder(b, err);
     if (!rc) rc = look_through(b, err);
     for (int i = 0; i < b->g->n_ops && !rc; i++)
-        if (!b->folded[i]) rc = convert(b, i, err);
+        if (!b->folded[i] && !b->joined[i]) rc = convert(b, i, err);
     if (rc) return rc;
     p->logits = value(b, b->g->logits);
     p->hidden = b->g->hidden >= 0 ? value(b, b->g->hidden) : -1;
+    p->features = b->g->features ? value(b, b->g->features - 1) : -1;
+    p->n_features = b->g->features ? b->g->width[b->g->features - 1] : 0;
     p->partial = b->g->partial;
     p->n_vocab = b->g->width[b->g->logits];
     p->n_hidden = b->g->hidden >= 0 ? b->g->width[b->g->hidden] : 0;
     rc = lr_cuda_upload(b->be, p->consts, b->consts, b->n_consts * sizeof(float), err);
-    if (!rc) rc = layout(p, err);
-    return rc ? rc : alloc_scratch(p, err);
+    return rc ? rc : lr_cuda_layout(p, err);
 }
 
 int lr_cuda_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *kv, int max_rows, int max_out,
@@ -579,6 +603,7 @@ int lr_cuda_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *k
                    .max_rows = max_rows,
                    .max_out = max_out,
                    .hidden = -1,
+                   .features = -1,
                    .input = -1,
                    .tile_narrow = max_rows,
                    .tile_wide = max_rows};

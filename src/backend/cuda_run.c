@@ -28,7 +28,7 @@ static int echo_pos(const lr_batch *b, int row)
 
 static void lay_out(const lr_plan *p, const lr_batch *b, int rows, int outs, cuda_meta *m)
 {
-    int bs = p->kv->block_size;
+    int bs = p->kv ? p->kv->block_size : 1;
     size_t r = (size_t)rows, entries = 0;
     *m = (cuda_meta){.rows = rows, .outs = outs, .seqs = rows > b->n_seqs ? rows : b->n_seqs, .echoes = b->n_echoes};
     m->tokens = take(m, r);
@@ -47,7 +47,7 @@ static void lay_out(const lr_plan *p, const lr_batch *b, int rows, int outs, cud
      * are one behind the other, and group 1's begin is in its table_at */
     m->table[0] = m->table[1] = m->n;
     for (int g = 0; g < LR_KV_GROUPS; g++)
-        if (p->kv->n_blocks[g]) m->n += entries;
+        if (p->kv && p->kv->n_blocks[g]) m->n += entries;
 }
 
 static int make_room(lr_plan *p, size_t n, lr_error *err)
@@ -77,14 +77,15 @@ static void fill_rows(const lr_plan *p, int32_t *h, const lr_batch *b, const cud
     int r = 0;
     for (int s = 0; s < b->n_seqs; s++)
         for (int i = 0; i < b->seqs[s].n; i++, r++) {
-            h[m->tokens + (size_t)r] = b->tokens[r];
+            h[m->tokens + (size_t)r] = b->tokens ? b->tokens[r] : 0;
             h[m->pos + (size_t)r] = b->seqs[s].pos + i;
             h[m->seq + (size_t)r] = s;
         }
-    for (; r < m->rows; r++) {
-        h[m->tokens + (size_t)r] = 0;
+    for (; r < m->rows; r++) { /* without positions, or padding */
+        bool real = r < b->n_rows;
+        h[m->tokens + (size_t)r] = real && b->tokens ? b->tokens[r] : 0;
         h[m->pos + (size_t)r] = 0;
-        h[m->seq + (size_t)r] = -1;
+        h[m->seq + (size_t)r] = real ? 0 : -1;
     }
     for (int i = 0; i < m->rows && p->held; i++) {
         int32_t pos = h[m->pos + (size_t)i];
@@ -101,6 +102,7 @@ static size_t put_table(int32_t *h, size_t at, const int32_t *table, int n)
 
 static void fill_tables(const lr_plan *p, int32_t *h, const lr_batch *b, const cuda_meta *m)
 {
+    if (!p->kv) return;
     int bs = p->kv->block_size;
     size_t next = m->table[0];
     for (int g = 0; g < LR_KV_GROUPS; g++) {
@@ -283,6 +285,8 @@ static int results(lr_plan *p, const lr_batch *b, lr_error *err)
     if (n && b->logits) e = fetch_logits(p, b, n);
     if (!e && n && b->hidden && p->hidden >= 0)
         e = fetch(p, b->hidden, p->hidden, (size_t)n * (size_t)p->n_hidden * sizeof(float));
+    if (!e && b->features && p->features >= 0)
+        e = fetch(p, b->features, p->features, (size_t)b->n_rows * (size_t)p->n_features * sizeof(float));
     int rc = !e && b->draws && b->draws->n ? lr_cuda_draw(p, b->draws, err) : 0;
     if (rc) return rc;
     if (!e) e = cudaStreamSynchronize(p->be->stream);
@@ -302,7 +306,7 @@ int lr_cuda_launch(lr_backend *be, lr_plan *p, lr_kv_store *kv, const lr_batch *
         return lr_fail(err, LR_EINVAL, "a batch of %d rows (%d with logits) for a plan of %d (%d)", b->n_rows, b->n_out,
                        p->max_rows, p->max_out);
     cudaSetDevice(p->be->index);
-    if (kv->failed) return lr_cuda_failed((cuda_backend *)be, kv->failed, "copying KV blocks", err);
+    if (kv && kv->failed) return lr_cuda_failed((cuda_backend *)be, kv->failed, "copying KV blocks", err);
     if (p->under_way) cudaStreamSynchronize(p->be->stream); /* nobody wants it: its numbers are written over */
     p->under_way = false;
     int padded = bucket(p, b), rows = padded ? padded : b->n_rows;

@@ -4,18 +4,14 @@
 #include "backend/cuda_int.h"
 #include <stdio.h>
 
-static void *at(const lr_plan *p, int piece) { return piece >= 0 ? p->pieces[piece].at : NULL; }
+static void *at(const lr_plan *p, int piece) { return lr_cuda_at(p, piece); }
 
 static lr_cu_out out_of(const lr_plan *p, const cuda_step *s, int m)
 {
-    lr_cu_out o = {.f32 = at(p, s->out), .packed = at(p, s->pack)};
-    if (s->pack >= 0) o.form = lr_cuda_form(p->be, p->pieces[s->pack].type, m);
+    const cuda_piece *packed = s->pack >= 0 ? &p->pieces[s->pack] : NULL;
+    lr_cu_out o = {.f32 = at(p, s->out[0]), .packed = packed ? packed->at : NULL};
+    if (packed) o.form = lr_cuda_form(p->be, packed->type, packed->experts, m);
     return o;
-}
-
-static lr_cu_weight weight_of(const lr_weight *w)
-{
-    return (lr_cu_weight){.data = w->data, .type = w->type, .n = w->n, .k = w->k, .row_bytes = w->row_bytes};
 }
 
 static lr_cu_rows_at rows_of(const lr_plan *p, const cuda_meta *m, int group)
@@ -38,29 +34,6 @@ static lr_cu_kv kv_of(const lr_kv_store *kv, const cuda_kv_layer *l)
                       .n_kv_heads = l->shape.n_kv_heads,
                       .head_dim = l->shape.head_dim,
                       .block_size = kv->block_size};
-}
-
-/* ---- products ---- */
-
-static cudaError_t through_blas(const lr_plan *p, const cuda_step *s, int m, float *y)
-{
-    const lr_cu_weight w = weight_of(s->w);
-    const void *dense = w.data;
-    cudaError_t e = cudaSuccess;
-    if (w.type != LR_BF16) {
-        dense = p->dense;
-        e = lr_cu_dequant(&w, p->dense, p->be->stream);
-    }
-    if (!e) e = lr_cuda_blas_product(p->be, dense, at(p, s->in[0]), m, w.n, w.k, y);
-    if (!e && s->bias) e = lr_cu_bias(y, s->bias, m, w.n, p->be->stream);
-    return e;
-}
-
-static cudaError_t linear(const lr_plan *p, const cuda_step *s, int m)
-{
-    if (p->be->compute == LR_COMPUTE_LOOSE && m >= LR_CUDA_BLAS_ROWS) return through_blas(p, s, m, at(p, s->out));
-    const lr_cu_weight w = weight_of(s->w);
-    return lr_cu_linear(p->be->math, &w, at(p, s->in[0]), m, s->bias, false, at(p, s->out), p->scratch, p->be->stream);
 }
 
 /* ---- keys and values ---- */
@@ -99,7 +72,7 @@ static cudaError_t rope_kv(const lr_plan *p, const lr_kv_store *kv, const cuda_s
     lr_cu_kv to = kv_of(kv, l);
     lr_cu_rows_at where = rows_of(p, m, l->shape.group);
     cudaError_t e = lr_cu_rope_kv(rope[0], rope[1], norm[0], norm[1], at(p, s->in[0]), at(p, s->in[1]), at(p, s->in[2]),
-                                  at(p, s->out), s->attn.n_heads, &to, &where, p->be->stream);
+                                  at(p, s->out[0]), s->attn.n_heads, &to, &where, p->be->stream);
     return !e && m->echoes ? echo(p, kv, s, m) : e;
 }
 
@@ -127,31 +100,31 @@ static cudaError_t attention(const lr_plan *p, const lr_kv_store *kv, const cuda
     for (int t = 0; t < w->n_narrow && !e;) {
         int n = tiles_that_fit(p, host + t, w->n_narrow - t, s->attn.n_heads, l->shape.head_dim, w->max_slots);
         e = lr_cu_attn_rows(&s->attn, &from, at(p, s->in[0]), &where, dev + t, n, host[t].row, false, w->max_slots,
-                            at(p, s->out), p->parts, p->be->stream);
+                            at(p, s->out[0]), p->parts, p->be->stream);
         t += n;
     }
     if (!e && w->n_wide)
         e = lr_cu_attn_rows(&s->attn, &from, at(p, s->in[0]), &where, dev + w->n_narrow, w->n_wide, 0, true,
-                            w->max_slots, at(p, s->out), NULL, p->be->stream);
+                            w->max_slots, at(p, s->out[0]), NULL, p->be->stream);
     return e;
 }
 
 /* ---- other ranks ---- */
 
 /* Between GPUs: the carrier's stream waits for ours, and ours for it. */
-static cudaError_t through_devices(lr_plan *p, const cuda_step *s, const int *bytes)
+static cudaError_t through_devices(lr_plan *p, const cuda_step *s, const int *bytes, void *to)
 {
     lr_comm *c = s->gather.comm->device;
     cudaStream_t theirs = s->gather.comm->stream;
     cudaError_t e = cudaEventRecord(p->met, p->be->stream);
     if (!e) e = cudaStreamWaitEvent(theirs, p->met, 0);
-    if (!e) p->exchange_failed = c->ops->all_gather(c, at(p, s->in[0]), p->exchange, bytes, &p->exchange_err);
+    if (!e) p->exchange_failed = c->ops->all_gather(c, at(p, s->in[0]), to, bytes, &p->exchange_err);
     if (!e && !p->exchange_failed) e = cudaEventRecord(p->met, theirs);
     if (!e && !p->exchange_failed) e = cudaStreamWaitEvent(p->be->stream, p->met, 0);
     return e;
 }
 
-static cudaError_t through_host(lr_plan *p, const cuda_step *s, const int *bytes, size_t all)
+static cudaError_t through_host(lr_plan *p, const cuda_step *s, const int *bytes, void *to, size_t all)
 {
     lr_comm *c = s->gather.comm;
     cudaStream_t st = p->be->stream;
@@ -159,8 +132,16 @@ static cudaError_t through_host(lr_plan *p, const cuda_step *s, const int *bytes
     cudaError_t e = cudaMemcpyAsync(own, at(p, s->in[0]), (size_t)bytes[c->rank], cudaMemcpyDeviceToHost, st);
     if (!e) e = cudaStreamSynchronize(st);
     if (!e) p->exchange_failed = c->ops->all_gather(c, own, others, bytes, &p->exchange_err);
-    if (!e && !p->exchange_failed) e = cudaMemcpyAsync(p->exchange, others, all, cudaMemcpyHostToDevice, st);
+    if (!e && !p->exchange_failed) e = cudaMemcpyAsync(to, others, all, cudaMemcpyHostToDevice, st);
     return e;
+}
+
+static cudaError_t exchange(lr_plan *p, const cuda_step *s, const int *bytes, void *to)
+{
+    size_t all = 0;
+    for (int r = 0; r < s->gather.comm->size; r++) all += (size_t)bytes[r];
+    cudaError_t e = s->gather.comm->device ? through_devices(p, s, bytes, to) : through_host(p, s, bytes, to, all);
+    return !e && p->exchange_failed ? cudaErrorUnknown : e;
 }
 
 static cudaError_t gather(lr_plan *p, const cuda_step *s, int m, lr_cu_out out)
@@ -168,10 +149,23 @@ static cudaError_t gather(lr_plan *p, const cuda_step *s, int m, lr_cu_out out)
     int bytes[LR_CUDA_RANKS];
     const int *first = s->gather.at;
     for (int r = 0; r < s->gather.comm->size; r++) bytes[r] = m * (first[r + 1] - first[r]) * (int)sizeof(float);
-    cudaError_t e = s->gather.comm->device ? through_devices(p, s, bytes)
-                                           : through_host(p, s, bytes, (size_t)m * (size_t)s->width * sizeof(float));
-    if (e || p->exchange_failed) return e ? e : cudaErrorUnknown;
-    return lr_cu_ranks(p->exchange, s->gather.at_dev, m, s->width, out, p->be->stream);
+    cudaError_t e = exchange(p, s, bytes, p->exchange);
+    return e ? e : lr_cu_ranks(p->exchange, s->gather.at_dev, m, s->width, out, p->be->stream);
+}
+
+/* Slots lie as all ranks' do, sorted by expert. How many are whose is in the route's result. */
+static cudaError_t gather_slots(lr_plan *p, const cuda_step *s, int rows)
+{
+    int bytes[LR_CUDA_RANKS];
+    int32_t start[LR_CU_EXPERTS + 1];
+    const lr_cu_slots t = lr_cuda_slots(p, s, s->in[2], rows);
+    cudaError_t e = cudaMemcpyAsync(start, t.start, ((size_t)t.n_experts + 1) * sizeof *start, cudaMemcpyDeviceToHost,
+                                    p->be->stream);
+    if (!e) e = cudaStreamSynchronize(p->be->stream);
+    if (e) return e;
+    for (int r = 0; r < s->gather.comm->size; r++)
+        bytes[r] = (start[s->gather.at[r + 1]] - start[s->gather.at[r]]) * s->width * (int)sizeof(float);
+    return exchange(p, s, bytes, at(p, s->out[0]));
 }
 
 /* ---- all kinds ---- */
@@ -179,7 +173,7 @@ static cudaError_t gather(lr_plan *p, const cuda_step *s, int m, lr_cu_out out)
 cudaError_t lr_cuda_step(lr_plan *p, const lr_kv_store *kv, const cuda_step *s, const cuda_walk *w)
 {
     const cuda_meta *meta = w->meta;
-    int m = s->narrow ? meta->outs : meta->rows;
+    int rows = s->narrow ? meta->outs : meta->rows, m = rows * s->times;
     if (m == 0) return cudaSuccess;
     cudaStream_t st = p->be->stream;
     const float *x = at(p, s->in[0]), *x2 = at(p, s->in[1]);
@@ -187,14 +181,20 @@ cudaError_t lr_cuda_step(lr_plan *p, const lr_kv_store *kv, const cuda_step *s, 
     switch (s->kind) {
     case LR_OP_EMBED:
     case LR_OP_EMBED_AT: {
-        const lr_cu_weight table = weight_of(s->w);
+        const lr_cu_weight table = {s->w[0]->data, s->w[0]->type, s->w[0]->n, s->w[0]->k, s->w[0]->row_bytes};
         size_t ids = s->kind == LR_OP_EMBED ? meta->tokens : meta->held;
         return lr_cu_embed(&table, p->meta_dev + ids, m, s->scale, out, st);
     }
     case LR_OP_NORM:
         return lr_cu_norm_rows(&s->norm, x, x2, at(p, s->sum), m, out, st);
     case LR_OP_LINEAR:
-        return linear(p, s, m);
+        return lr_cuda_multiply(p, s, m);
+    case LR_OP_EXPERTS:
+        return lr_cuda_multiply(p, s, s->of_rows ? rows : m);
+    case LR_OP_ROUTE:
+        return lr_cuda_route(p, s, rows, p->meta_dev + (s->narrow ? meta->out_rows : meta->seq));
+    case LR_OP_MIX:
+        return lr_cuda_mix(p, s, rows, out);
     case LR_OP_ROPE: {
         lr_cu_rows_at where = rows_of(p, meta, 0);
         return lr_cu_rope_rows(&s->rope[0], x, &where, out.f32, st);
@@ -212,7 +212,7 @@ cudaError_t lr_cuda_step(lr_plan *p, const lr_kv_store *kv, const cuda_step *s, 
     case LR_OP_SLICE:
         return lr_cu_parts_of(&s->parts, x, x2, m, out, st);
     case LR_OP_GATHER:
-        return gather(p, s, m, out);
+        return s->in[2] >= 0 ? gather_slots(p, s, rows) : gather(p, s, m, out);
     case LR_OP_INPUT:
         return cudaSuccess;
     case LR_OP_ACT:
@@ -237,8 +237,8 @@ void lr_cuda_step_text(const lr_plan *p, const cuda_step *s, char *buf, size_t c
     const char *name = s->kind == STEP_PACK      ? "packing rows"
                        : s->kind == STEP_ROPE_KV ? "keys and values"
                                                  : lr_op_name((lr_op_kind)s->kind);
-    if (s->kind == LR_OP_LINEAR)
-        snprintf(buf, cap, "%s %d x %d of type %s", name, s->w->n, s->w->k, lr_dtype_name(s->w->type));
+    if (s->kind == LR_OP_LINEAR || s->kind == LR_OP_EXPERTS)
+        snprintf(buf, cap, "%s %d x %d of type %s", name, s->w[0]->n, s->w[0]->k, lr_dtype_name(s->w[0]->type));
     else if (s->kind == LR_OP_ATTN || s->kind == STEP_ROPE_KV)
         snprintf(buf, cap, "%s of layer %d, %d KV heads of %d", name, s->layer,
                  p->kv->layers[s->layer].shape.n_kv_heads, p->kv->layers[s->layer].shape.head_dim);

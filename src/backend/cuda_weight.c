@@ -136,8 +136,6 @@ int lr_cuda_weight_new(lr_backend *b, const lr_tensor *t, bool linear, bool embe
     cuda_backend *be = (cuda_backend *)b;
     int block = lr_dtype_block(t->type);
     if (!block) return lr_fail(err, LR_EUNSUPPORTED, "unknown type %d", t->type);
-    if (linear && t->n_dims == 3) /* said before gigabytes are copied */
-        return lr_fail(err, LR_EUNSUPPORTED, "the CUDA backend has no operation '%s'", lr_op_name(LR_OP_EXPERTS));
     int64_t k = t->ne[0], n = 1;
     for (int i = 1; i < t->n_dims; i++) n *= t->ne[i];
     if (k < 1 || n < 1 || k > 1 << 24 || n > 1 << 26 || k % block)
@@ -154,6 +152,10 @@ int lr_cuda_weight_new(lr_backend *b, const lr_tensor *t, bool linear, bool embe
     if (linear || embed) {
         rc = type_good(t->type, err);
         if (!rc) rc = get(be, t->name, t->data, w->row_bytes * (size_t)n, &w->bytes, err);
+        if (linear && t->n_dims == 3) { /* a matrix an expert */
+            w->n_experts = (int)t->ne[2];
+            w->n = (int)t->ne[1];
+        }
     } else {
         rc = vector(be, w, t, err);
     }
