@@ -114,17 +114,17 @@ static __device__ __forceinline__ uint4 kv_eight(const lr_cu_kv_part &p, const l
     return make_uint4(pair16<BF>(v[0], v[1]), pair16<BF>(v[2], v[3]), pair16<BF>(v[4], v[5]), pair16<BF>(v[6], v[7]));
 }
 
-// Slots s0 .. s0+63 of one head into shared memory, zeros from `limit` on.
+// Slots s0 .. s0+63 of one head into shared memory, zeros before `from` (their blocks may be gone) and from `limit` on.
 template <int D, bool BF>
 static __device__ __forceinline__ void load_step(const attn_args &a, const lr_cu_kv_part &p, int seq, int head, int s0,
-                                                 int limit, uint16_t *tile)
+                                                 int from, int limit, uint16_t *tile)
 {
     int d = a.kv.head_dim, bs = a.kv.block_size;
     bool direct = d % 8 == 0 && (p.type == LR_F16 || p.type == LR_BF16);
     for (int c = threadIdx.x; c < STEP * (D / 8); c += THREADS) {
         int key = c / (D / 8), i = c % (D / 8) * 8, slot = s0 + key;
         uint16_t *to = tile + key * (D + PAD) + i;
-        if (slot >= limit || i >= d) {
+        if (slot < from || slot >= limit || i >= d) {
             *(uint4 *)to = make_uint4(0, 0, 0, 0);
             continue;
         }
@@ -208,8 +208,8 @@ template <int D, bool BF, int WM> __global__ void __launch_bounds__(THREADS) att
 
     auto load = [&](int s0, int stage) {
         uint16_t *to = smem + S::AT_KV + stage * 2 * S::TILE;
-        load_step<D, BF>(a, a.kv.k, seq, kv_head, s0, limit, to);
-        load_step<D, BF>(a, a.kv.v, seq, kv_head, s0, limit, to + S::TILE);
+        load_step<D, BF>(a, a.kv.k, seq, kv_head, s0, from, limit, to);
+        load_step<D, BF>(a, a.kv.v, seq, kv_head, s0, from, limit, to + S::TILE);
         cu_copy_commit();
     };
     float scale = a.p.softcap > 0 ? a.p.scale / a.p.softcap : a.p.scale * 1.4426950408889634f;

@@ -382,7 +382,7 @@ template <class W, int M> __global__ void __launch_bounds__(32 * WARPS) dot_k(ve
         W::unit(w, u, b);
 #pragma unroll
         for (int r = 0; r < M; r++) {
-            if (r >= n) break;
+            if (r >= n) continue;
             const uint4 *xp = (const uint4 *)(x + from[r] * a.k + u * 32);
             uint4 x0 = xp[0], x1 = xp[1];
             int xs[8] = {(int)x0.x, (int)x0.y, (int)x0.z, (int)x0.w, (int)x1.x, (int)x1.y, (int)x1.z, (int)x1.w};
@@ -405,7 +405,7 @@ template <class W, int M> __global__ void __launch_bounds__(32 * WARPS) dot_k(ve
     }
 #pragma unroll
     for (int r = 0; r < M; r++) {
-        if (r >= n) break;
+        if (r >= n) continue;
         float v = cu_warp_sum(s[r]);
         if (lane == 0) vec_finish(a, r0 + r, expert, feature, v);
     }
@@ -426,7 +426,7 @@ template <class W, int M> __global__ void __launch_bounds__(32 * WARPS) ref_k(ve
         W::eight(w, i, v);
 #pragma unroll
         for (int r = 0; r < M; r++) {
-            if (r >= n) break;
+            if (r >= n) continue;
             const float4 *xp = (const float4 *)((const float *)a.x + from[r] * a.k + i);
             float4 x0 = xp[0], x1 = xp[1];
             float xs[8] = {x0.x, x0.y, x0.z, x0.w, x1.x, x1.y, x1.z, x1.w};
@@ -436,7 +436,7 @@ template <class W, int M> __global__ void __launch_bounds__(32 * WARPS) ref_k(ve
     }
 #pragma unroll
     for (int r = 0; r < M; r++) {
-        if (r >= n) break;
+        if (r >= n) continue;
         float v = cu_warp_sum(s[r]);
         if (lane == 0) vec_finish(a, r0 + r, expert, feature, v);
     }

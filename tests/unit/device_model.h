@@ -21,6 +21,8 @@ typedef struct dm_shape {
     int window; /* of every other layer; 0 = none */
     float attn_cap, logit_cap;
     lr_act act;
+    int experts, used; /* of each layer but the first; 0 = none */
+    lr_gate gate;
     bool plain_ff;    /* up, act, down in place of the gated form */
     bool one_for_all; /* weights of one type and shape share their bytes: for models too large to make */
     unsigned seed;
@@ -158,6 +160,7 @@ static inline int dm_op(dm_model *m, lr_op op, int width)
     op.out = -1;
     if (width > 0) {
         m->width[m->n_values] = width;
+        m->route[m->n_values] = -1;
         op.out = m->n_values++;
     }
     m->ops[m->n_ops++] = op;
@@ -236,10 +239,44 @@ static inline int dm_rows(dm_model *m, int x)
     return dm_op(m, (lr_op){.kind = LR_OP_ROWS, .in = {x, -1}}, m->width[x]);
 }
 
-static inline int dm_ff(dm_model *m, int x)
+/* Each row of x, token rows or slots of the route, with its expert's matrix. */
+static inline int dm_experts(dm_model *m, int x, int route, int n, int type)
+{
+    int k = m->width[x], e = m->s.experts;
+    lr_op op = {.kind = LR_OP_EXPERTS, .in = {x, route}};
+    char name[32];
+    void *p = m->rc ? NULL : dm_bytes(m, type, n * e, k, 1.0f / sqrtf((float)k));
+    if (p) {
+        snprintf(name, sizeof name, "w%d", m->n_weights);
+        lr_tensor t = {.name = name, .type = type, .n_dims = 3, .ne = {k, n, e, 1}, .data = p};
+        t.size = (size_t)(n * e) * (size_t)(k / lr_dtype_block(type)) * (size_t)lr_dtype_bytes(type);
+        m->rc = m->be->ops->weight_new(m->be, &t, true, false, &m->w[m->n_weights], m->err);
+        if (!m->rc) op.w = m->w[m->n_weights++];
+    }
+    if (m->s.biases) op.bias = dm_weight(m, LR_F32, e, n, 0.3f, 0, false, false);
+    int out = dm_op(m, op, n);
+    m->route[out] = route;
+    return out;
+}
+
+static inline int dm_moe(dm_model *m, int h)
+{
+    const dm_shape *s = &m->s;
+    lr_op r = {.kind = LR_OP_ROUTE, .in = {dm_linear(m, h, s->experts, LR_F32, false), -1}};
+    r.u.route = (lr_route){.n_experts = s->experts, .n_used = s->used, .gate = s->gate, .normalize = true, .scale = 1};
+    int route = dm_op(m, r, 2 * s->used);
+    int gate = dm_experts(m, h, route, s->ff, s->type), up = dm_experts(m, h, route, s->ff, s->type);
+    int y = dm_two(m, LR_OP_GLU, gate, up);
+    m->route[y] = route;
+    y = dm_experts(m, y, route, s->width, s->down_type);
+    return dm_op(m, (lr_op){.kind = LR_OP_MIX, .in = {y, route}}, s->width);
+}
+
+static inline int dm_ff(dm_model *m, int x, bool experts)
 {
     const dm_shape *s = &m->s;
     int h = dm_norm(m, x, s->width), y;
+    if (experts) return dm_two(m, LR_OP_ADD, x, dm_moe(m, h));
     if (s->plain_ff) {
         lr_op op = {.kind = LR_OP_ACT, .in = {dm_linear(m, h, s->ff, s->type, s->biases), -1}};
         op.u.act = s->act;
@@ -273,7 +310,7 @@ static inline void dm_build(dm_model *m)
         }
         a = dm_linear(m, a, s->width, s->type, s->biases);
         if (s->post_norms) a = dm_norm(m, a, s->width);
-        x = dm_ff(m, dm_two(m, LR_OP_ADD, x, a));
+        x = dm_ff(m, dm_two(m, LR_OP_ADD, x, a), s->experts && l > 0);
     }
     int hidden = dm_norm(m, x, s->width), logits = dm_linear(m, hidden, s->vocab, s->down_type, false);
     if (s->logit_cap > 0) {
@@ -281,7 +318,6 @@ static inline void dm_build(dm_model *m)
         cap.u.scale = s->logit_cap;
         logits = dm_op(m, cap, s->vocab);
     }
-    for (int i = 0; i < m->n_values; i++) m->route[i] = -1;
     m->prog = (lr_program){.n_values = m->n_values,
                            .width = m->width,
                            .route = m->route,

@@ -160,6 +160,35 @@ static const struct {
       .type = LR_Q5_K,
       .down_type = LR_MXFP4},
      1e-4},
+    {"experts",
+     {.width = 64,
+      .layers = 3,
+      .heads = 2,
+      .kv_heads = 1,
+      .dim = 32,
+      .ff = 96,
+      .vocab = 100,
+      .type = LR_Q8_0,
+      .down_type = LR_Q8_0,
+      .experts = 6,
+      .used = 2},
+     1e-4},
+    {"experts of few bits",
+     {.width = 64,
+      .layers = 2,
+      .heads = 2,
+      .kv_heads = 1,
+      .dim = 32,
+      .ff = 64,
+      .vocab = 100,
+      .type = LR_MXFP4,
+      .down_type = LR_MXFP4,
+      .biases = true,
+      .experts = 4,
+      .used = 4,
+      .gate = LR_GATE_SOFTMAX_CHOSEN,
+      .act = LR_ACT_SWIGLU_CLAMP},
+     1e-3},
 };
 enum { N_MODELS = sizeof models / sizeof *models };
 
@@ -295,7 +324,7 @@ static void same_bits(int model, lr_compute compute, int kv, int rounds)
     for (int i = 0; i < SEQS; i++) {
         int n = lengths[i];
         if (n > 256 && (sanitized || model != 0)) n = 40;
-        if (s->width > 64) n = n / 3 + 1;
+        if (s->width > 64 || s->experts) n = n / 3 + 1;
         seq_new(&seqs[i], &shape, 0, n, s->vocab);
         want[i] = calloc((size_t)n * (size_t)s->vocab, sizeof **want);
     }
@@ -308,7 +337,7 @@ static void test_promise(void **st)
 {
     (void)st;
     if (missing) skip();
-    static const int kv[N_MODELS] = {LR_F16, LR_Q8_0, LR_BF16, LR_F32, LR_F16, LR_F16};
+    static const int kv[N_MODELS] = {LR_F16, LR_Q8_0, LR_BF16, LR_F32, LR_F16, LR_F16, LR_F16, LR_F16};
     int rounds = sanitized ? 1 : 2;
     for (int i = 0; i < N_MODELS; i++) same_bits(i, LR_COMPUTE_FAST, kv[i], i ? rounds : 2 * rounds);
     same_bits(0, LR_COMPUTE_F32, LR_F32, 1);
