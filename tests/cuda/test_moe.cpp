@@ -68,6 +68,7 @@ struct routed {
     routed(int n_experts, int n_used, int m, lr_cu_math math, int from, int n_own)
         : chosen((size_t)m * 2 * n_used), mem(lr_cu_slots_bytes(n_experts, n_used, m))
     {
+        cudaMemset(mem, 1, mem.n); // 0xff would be what stands behind the last slot
         s.n_experts = n_experts;
         s.n_used = n_used;
         s.from = from;
