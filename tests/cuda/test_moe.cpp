@@ -166,7 +166,7 @@ void test_route()
             if (m == 200 && k.c.n_experts > 60) continue;
             route_case(r, k, m, 0, k.c.n_experts);
         }
-        route_case(r, k, 5, k.c.n_experts / 2, k.c.n_experts - k.c.n_experts / 2);
+        route_case(r, k, 5, k.c.n_experts / 4, k.c.n_experts / 2);
     }
     dev<float> f(64);
     routed t(8, 2, 3, LR_CU_EXACT, 0, 8);
