@@ -159,6 +159,51 @@ for i = 0, #l - 1 do print(l:get(i)) end]]
         for i, v in ipairs(a) do assert.near(v, b[i], 1e-4) end
     end)
 
+    it("gives the CPU's tokens for every architecture with experts", function()
+        local script = program:gsub("%.lua$", "-experts.lua")
+        local f <close> = assert(io.open(script, "w"))
+        f:write [[
+local llm = require "llmrun"
+local support = dofile "tests/spec/arch_support.lua"
+local path = os.tmpname()
+local function run(case, device, compute)
+  local m <close> = llm.load(path, { device = device, compute = compute, threads = 1, ctx = case.ctx, kv = { block_size = 4,
+      type = compute == "f32" and "f32" or "f16" } })
+  local s <close> = m:session()
+  s:append(case.prompt)
+  local l = s:logits():copy()
+  return l, table.concat(s:gen { max_tokens = 6, temperature = 0, ignore_eos = true }.tokens, ",")
+end
+for _, name in ipairs { "mixtral", "qwen2moe", "qwen3moe", "granitemoe", "gpt-oss", "deepseek_v2", "deepseek_v3" } do
+  local case = support.case(name)
+  support.write(path, case)
+  local logits, tokens = run(case, "cpu", "f32")
+  for compute, limit in pairs { f32 = 1e-4, fast = 3e-2, loose = 3e-2 } do
+    local l, t = run(case, "cuda:0", compute)
+    local off = 0
+    for i = 0, #l - 1 do off = math.max(off, math.abs(l:get(i) - logits:get(i))) end
+    if t ~= tokens or not (off < limit) then print(name, compute, off, tokens, t) end
+  end
+end
+os.remove(path)
+print "all"]]
+        f:close()
+        local out, status = run({}, script)
+        os.remove(script)
+        assert.equal(0, status, out)
+        assert.equal("all\n", out)
+    end)
+
+    it("has drafts of parts of the model, and they change no bit", function()
+        for file, filter in pairs { spec_eagle = "gets the features", spec_models = "heads are the same" } do
+            local out, status = run({ LLMRUN_DEVICE = "cuda:0" }, "test", "--output=TAP", "--filter=" .. filter,
+                "tests/spec/" .. file .. "_spec.lua")
+            assert.equal(0, status, out)
+            assert.matches("\nok 1 ", "\n" .. out)
+            assert.not_matches("not ok", out)
+        end
+    end)
+
     it("says what is missing", function()
         local function fails(pattern, variables, device)
             local out, status = run(variables, "run", "-m", tiny, "--raw", "-p", "x", "-n", "1", "--device", device)
