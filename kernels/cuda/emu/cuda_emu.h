@@ -156,7 +156,7 @@ static inline unsigned emu_ballot(unsigned m, int p, const char *f, int l)
     emu_collective(EMU_BALLOT, m, 0, 0, &p, sizeof p, &r, sizeof r, f, l);
     return r;
 }
-#define __ballot_sync(m, p)     emu_ballot(m, p, __FILE__, __LINE__)
+#define __ballot_sync(m, p) emu_ballot(m, p, __FILE__, __LINE__)
 static inline unsigned emu_match(unsigned m, int v, const char *f, int l)
 {
     unsigned r;
