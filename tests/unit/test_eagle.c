@@ -1,72 +1,13 @@
 /* test_eagle.c - drafts that go on from a model's features, of both shapes, against sums in double precision; and the
  * features that the model tells.
  */
-#include "engine_fixture.h"
-#include "base/dtype.h"
+#include "small_graph.h"
 #include "model/eagle.h"
-#include "model/graph.h"
-#include "model/part.h"
 #include <math.h>
 #include <stdio.h>
 #include <unistd.h>
 
-enum { WIDTH = 64, HEADS = 2, DIM = 32, INNER = 96, OWN = 20, ROWS = 5, LAYERS = 5, TAPS = 3 };
-
-static float weights[LAYERS + 3][256 * WIDTH];
-
-static float random_float(uint32_t *seed)
-{
-    *seed = *seed * 1664525u + 1013904223u;
-    return (float)(*seed >> 8) / (1 << 23) - 1;
-}
-
-/* "w0": embedding, "w1" ..: of the layers, "wh": the head; "n": ones. */
-static bool find(void *user, const char *name, lr_tensor *t)
-{
-    int i = name[0] == 'n' ? LAYERS + 2 : name[1] == 'h' ? LAYERS + 1 : name[1] - '0';
-    int rows = i == LAYERS + 2 ? 1 : i == 0 || i == LAYERS + 1 ? FX_VOCAB : WIDTH;
-    *t = (lr_tensor){.name = name, .type = LR_F32, .n_dims = rows == 1 ? 1 : 2, .data = weights[i]};
-    t->ne[0] = WIDTH;
-    t->ne[1] = rows;
-    t->ne[2] = t->ne[3] = 1;
-    t->size = (size_t)WIDTH * (size_t)rows * sizeof(float);
-    return user == NULL;
-}
-
-/* Layers x + attention(x) W. */
-static lr_model *make(void)
-{
-    lr_backend_config cfg = {.device = "cpu", .threads = 1, .compute = LR_COMPUTE_F32};
-    lr_backend *be;
-    lr_graph *g;
-    lr_model *m;
-    lr_error err;
-    int x, y, logits;
-    uint32_t seed = 7;
-    for (int i = 0; i < LAYERS + 2; i++)
-        for (int j = 0; j < 256 * WIDTH; j++) weights[i][j] = random_float(&seed) * 0.3f;
-    for (int j = 0; j < WIDTH; j++) weights[LAYERS + 2][j] = 1;
-    assert_int_equal(lr_backend_new(&be, &cfg, &err), 0);
-    assert_int_equal(lr_graph_new(&g, be, (lr_weight_source){.find = find}, &err), 0);
-    assert_int_equal(lr_graph_embed(g, "w0", 1, &x, &err), 0);
-    for (int l = 0; l < LAYERS; l++) {
-        char name[] = {'w', (char)('1' + l), 0};
-        lr_attn a = {.n_heads = 2, .n_kv_heads = 2, .head_dim = WIDTH / 2, .scale = 0.2f};
-        assert_int_equal(lr_graph_norm(g, x, "n", NULL, 1e-5f, 0, false, &y, &err), 0);
-        assert_int_equal(lr_graph_attention(g, y, y, y, a, NULL, &y, &err), 0);
-        assert_int_equal(lr_graph_linear(g, y, name, NULL, WIDTH, 0, &y, &err), 0);
-        assert_int_equal(lr_graph_binary(g, LR_OP_ADD, x, y, &x, &err), 0);
-    }
-    assert_int_equal(lr_graph_norm(g, x, "n", NULL, 1e-5f, 0, false, &y, &err), 0);
-    assert_int_equal(lr_graph_linear(g, y, "wh", NULL, FX_VOCAB, 0, &logits, &err), 0);
-    lr_vocab *v = fx_vocab();
-    lr_graph_info info = {.name = "small", .n_ctx = 64, .vocab = v};
-    assert_int_equal(lr_graph_finish(g, logits, y, &info, &m, &err), 0);
-    lr_vocab_unref(v);
-    lr_kv_spec spec = {.type = LR_F32, .value_type = LR_F32, .block_size = 16, .n_blocks = {4}};
-    assert_int_equal(m->ops->start(m, &spec, 16, 16, &err), 0);
-    return m;
-}
+enum { HEADS = 2, DIM = 32, INNER = 96, OWN = 20, ROWS = 5, TAPS = 3 };
 
 /* ---- a file ---- */
 
@@ -178,7 +119,7 @@ static void layer(bool third, int pos, int token, const double *in, double *out)
 {
     double c[2 * WIDTH], x[WIDTH], y[INNER], z[INNER], q[WIDTH], a[WIDTH] = {0};
     for (int i = 0; i < WIDTH; i++) {
-        x[i] = (double)weights[0][token * WIDTH + i];
+        x[i] = (double)sg_embd[token * WIDTH + i];
         c[WIDTH + i] = in[i];
     }
     if (third) {
@@ -223,7 +164,7 @@ static void check_logits(bool third, bool own, const double *hidden, const float
     if (!own) {
         for (int i = 0; i < FX_VOCAB; i++) {
             double sum = 0;
-            for (int j = 0; j < WIDTH; j++) sum += (double)weights[LAYERS + 1][i * WIDTH + j] * x[j];
+            for (int j = 0; j < WIDTH; j++) sum += (double)sg_head[i * WIDTH + j] * x[j];
             assert_true(fabs(sum - (double)logits[i]) < 1e-3);
         }
         return;
@@ -326,7 +267,7 @@ static void check_features(lr_model *m, bool third, const float *before)
         assert_memory_equal(features + r * 3 * WIDTH, features + (r * 3 + 1) * WIDTH, WIDTH * sizeof(float));
         assert_memory_equal(features + r * 3 * WIDTH, features + (r * 3 + 2) * WIDTH, WIDTH * sizeof(float));
         for (int i = 0; i < WIDTH; i++) x[i] = (double)features[r * 3 * WIDTH + i];
-        rms(x, weights[LAYERS + 2], y);
+        rms(x, sg_ones, y);
         check_logits(false, false, y, exit + r * FX_VOCAB);
     }
 }
@@ -343,7 +284,7 @@ static void test_eagle(void **state)
         lr_batch b = {
             .n_rows = 5, .tokens = tokens, .n_seqs = 1, .seqs = &s, .n_out = 2, .out_rows = outs, .logits = before};
         lr_error err;
-        lr_model *e, *m = make();
+        lr_model *e, *m = sg_make(SG_LAYERS, -1);
         assert_true(fd >= 0);
         close(fd);
         assert_int_equal(m->ops->forward(m, &b, &err), 0);
@@ -362,7 +303,7 @@ static void test_bad_files(void **state)
     char path[] = "/tmp/llmrun_eagle_XXXXXX";
     int fd = mkstemp(path);
     lr_error err;
-    lr_model *e, *m = make();
+    lr_model *e, *m = sg_make(SG_LAYERS, -1);
     lr_eagle_config c = config;
     assert_true(fd >= 0);
     close(fd);

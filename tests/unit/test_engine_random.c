@@ -1,7 +1,7 @@
 /* test_engine_random.c - hundreds of random schedules on the scripted model (engine_trial.h), and those that the fuzzer
  * found. */
 #include "engine_trial.h"
-#include <dirent.h>
+#include "corpus.h"
 
 /* The trials must have met what they are about. */
 static void assert_totals(bool hostile)
@@ -21,28 +21,10 @@ static void run_seed(uint32_t seed, bool hostile, int steps)
     assert_true(run_trial(hostile, steps) > 0);
 }
 
+static void one(const char *name, const char *path, const uint8_t *bytes, size_t n) { run_bytes(bytes, n); }
+
 /* The corpus of tests/fuzz/fuzz_policy.c. */
-static void test_corpus(void **state)
-{
-    const char *folder = "tests/fuzz/corpus/policy";
-    DIR *d = opendir(folder);
-    if (!d) fail_msg("%s is missing (tests run from the repository root)", folder);
-    int n = 0;
-    for (struct dirent *e; (e = readdir(d));) {
-        if (e->d_name[0] == '.') continue;
-        char path[512];
-        uint8_t bytes[4096];
-        snprintf(path, sizeof path, "%s/%s", folder, e->d_name);
-        FILE *f = fopen(path, "rb");
-        assert_non_null(f);
-        size_t len = fread(bytes, 1, sizeof bytes, f);
-        fclose(f);
-        run_bytes(bytes, len);
-        n++;
-    }
-    closedir(d);
-    assert_true(n >= 20);
-}
+static void test_corpus(void **state) { corpus_replay("policy", 20, one); }
 
 static void test_schedules(void **state)
 {

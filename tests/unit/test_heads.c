@@ -1,68 +1,11 @@
 /* test_heads.c - heads and early exits of a small layer graph, against sums in double precision. */
-#include "engine_fixture.h"
-#include "base/dtype.h"
-#include "model/graph.h"
+#include "small_graph.h"
 #include "model/heads.h"
-#include "model/part.h"
 #include <math.h>
 #include <stdio.h>
 #include <unistd.h>
 
-enum { WIDTH = 64, ROWS = 3, BIG = 256 * WIDTH };
-
-static float weights[8][BIG];
-
-static float random_float(uint32_t *seed)
-{
-    *seed = *seed * 1664525u + 1013904223u;
-    return (float)(*seed >> 8) / (1 << 23) - 1;
-}
-
-/* "w0" .. "w5": matrices of WIDTH columns; "n": ones. */
-static bool find(void *user, const char *name, lr_tensor *t)
-{
-    int i = name[0] == 'n' ? 7 : name[1] - '0', rows = i == 7 ? 1 : i == 0 || i == 5 ? FX_VOCAB : WIDTH;
-    *t = (lr_tensor){.name = name, .type = LR_F32, .n_dims = i == 7 ? 1 : 2, .data = weights[i]};
-    t->ne[0] = WIDTH;
-    t->ne[1] = rows;
-    t->ne[2] = t->ne[3] = 1;
-    t->size = (size_t)WIDTH * (size_t)rows * sizeof(float);
-    return user == NULL;
-}
-
-/* Two layers x + attention(x) W; the second one adds nothing if `idle`. */
-static lr_model *make(bool idle)
-{
-    lr_backend_config cfg = {.device = "cpu", .threads = 1, .compute = LR_COMPUTE_F32};
-    lr_backend *be;
-    lr_graph *g;
-    lr_model *m;
-    lr_error err;
-    int x, y, logits;
-    uint32_t seed = 7;
-    for (int i = 0; i < 7; i++)
-        for (int j = 0; j < BIG; j++) weights[i][j] = random_float(&seed) * (i == 2 && idle ? 0 : 0.3f);
-    for (int j = 0; j < WIDTH; j++) weights[7][j] = 1;
-    assert_int_equal(lr_backend_new(&be, &cfg, &err), 0);
-    assert_int_equal(lr_graph_new(&g, be, (lr_weight_source){.find = find}, &err), 0);
-    assert_int_equal(lr_graph_embed(g, "w0", 1, &x, &err), 0);
-    for (int l = 0; l < 2; l++) {
-        lr_attn a = {.n_heads = 2, .n_kv_heads = 2, .head_dim = WIDTH / 2, .scale = 0.2f};
-        assert_int_equal(lr_graph_norm(g, x, "n", NULL, 1e-5f, 0, false, &y, &err), 0);
-        assert_int_equal(lr_graph_attention(g, y, y, y, a, NULL, &y, &err), 0);
-        assert_int_equal(lr_graph_linear(g, y, l ? "w2" : "w1", NULL, WIDTH, 0, &y, &err), 0);
-        assert_int_equal(lr_graph_binary(g, LR_OP_ADD, x, y, &x, &err), 0);
-    }
-    assert_int_equal(lr_graph_norm(g, x, "n", NULL, 1e-5f, 0, false, &y, &err), 0);
-    assert_int_equal(lr_graph_linear(g, y, "w5", NULL, FX_VOCAB, 0, &logits, &err), 0);
-    lr_vocab *v = fx_vocab();
-    lr_graph_info info = {.name = "small", .n_ctx = 64, .vocab = v};
-    assert_int_equal(lr_graph_finish(g, logits, y, &info, &m, &err), 0);
-    lr_vocab_unref(v);
-    lr_kv_spec spec = {.type = LR_F32, .value_type = LR_F32, .block_size = 16, .n_blocks = {4}};
-    assert_int_equal(m->ops->start(m, &spec, 16, 16, &err), 0);
-    return m;
-}
+enum { ROWS = 3 };
 
 /* A file with one head of two blocks and a matrix of its own, and one of a block and none. */
 static void write_file(const char *path, const float *w)
@@ -117,7 +60,7 @@ static void test_heads(void **state)
     for (size_t i = 0; i < sizeof w / sizeof *w; i++) w[i] = random_float(&seed) * 0.2f;
     for (int i = 0; i < ROWS * WIDTH; i++) hidden[i] = random_float(&seed);
     write_file(path, w);
-    lr_model *m = make(false);
+    lr_model *m = sg_make(2, -1);
     assert_int_equal(lr_heads_new(&h, m, path, ROWS, &err), 0);
     assert_int_equal(lr_heads_count(h), 2);
     for (int n = 1; n <= ROWS; n += 2) {
@@ -129,7 +72,7 @@ static void test_heads(void **state)
             block(x, w + 4160, NULL);
             check_row(x, w + 8256, logits + r * FX_VOCAB);
             block(y, w + 8256 + FX_VOCAB * WIDTH, NULL);
-            check_row(y, weights[5], logits + (n + r) * FX_VOCAB); /* the model's own matrix */
+            check_row(y, sg_head, logits + (n + r) * FX_VOCAB); /* the model's own matrix */
         }
     }
     lr_heads_free(h);
@@ -141,7 +84,7 @@ static void test_heads(void **state)
 static void test_exit(void **state)
 {
     for (int idle = 0; idle < 2; idle++) {
-        lr_model *m = make(idle);
+        lr_model *m = sg_make(2, idle ? 1 : -1);
         lr_part *p;
         lr_error err;
         float x[2][2 * FX_VOCAB];
