@@ -26,22 +26,16 @@ M.seconds, M.bytes = 0.25, 256 << 20
 
 local MAX_LINE, MAX_CLIENTS = 64 << 10, 8
 
---- The folder of sockets that nobody named; nil: the system has none for this user.
+--- The folder of sockets that nobody named: the system's for this user, else one of his own in /tmp. It is made, and
+--- looked at, by listen: who made it first does not matter, as it must be this user's and closed to all others.
 function M.folder()
     local base = os.getenv "XDG_RUNTIME_DIR"
-    return base and base ~= "" and base .. "/llmrun" or nil
+    return base and base ~= "" and base .. "/llmrun" or ("/tmp/llmrun-%d"):format((core.ids()))
 end
 
---- The socket that a program of this process id listens on unless told otherwise; nil: there is no place for it.
+--- The socket that a program of this process id (this one) listens on unless told otherwise.
 ---@param pid? integer
-function M.default_path(pid)
-    local folder = M.folder()
-    if not pid then
-        local _, own = core.ids()
-        pid = own
-    end
-    return folder and ("%s/%d.sock"):format(folder, pid)
-end
+function M.default_path(pid) return ("%s/%s.sock"):format(M.folder(), pid or select(2, core.ids())) end
 
 -- Commands ------------------------------------------------------------------------------------------------------------
 
@@ -296,9 +290,6 @@ end
 ---@return llmrun.Attach
 function M.listen(opts)
     local path = opts.path or M.default_path()
-    if not path then
-        errors.raise("attach", "no path for the socket: XDG_RUNTIME_DIR is not set; give one", "invalid")
-    end
     local folder = path:match "^(.*)/[^/]*$" or "."
     if folder == "" then folder = "/" end
     errors.check("attach", core.private_folder(folder))
@@ -335,7 +326,8 @@ Attach.__close = Attach.close
 --- Sockets of the default folder: list of { path, pid }.
 function M.sockets()
     local folder, list = M.folder(), {}
-    for _, name in ipairs(folder and core.list(folder) or {}) do
+    local own = core.stat(folder) and core.private_folder(folder) -- what others put there is not asked
+    for _, name in ipairs(own and core.list(folder) or {}) do
         local pid = name:match "^(%d+)%.sock$"
         if pid then list[#list + 1] = { path = folder .. "/" .. name, pid = math.tointeger(tonumber(pid)) } end
     end

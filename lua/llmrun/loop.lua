@@ -367,7 +367,8 @@ local function poll(seconds)
 end
 
 --- Adds a source of work: source:busy() tells whether source:step() has something to do; source:crowd(), if there is
---- such a method, how many are at work in it and how many wait for their turn.
+--- such a method, how many are at work in it and how many wait for their turn. source.every: seconds after which it is
+--- asked again also while the loop sleeps in descriptors.
 function M.add_source(source) sources[#sources + 1] = source end
 
 function M.remove_source(source)
@@ -387,8 +388,16 @@ local function step_sources()
             s:step()
         end
     end
-    if worked then long_step = math.max(core.now() - begin, 0.98 * long_step) end
+    if worked then long_step = math.max(core.now() - begin, 0.995 * long_step) end
     return worked
+end
+
+--- How long the loop may sleep in descriptors: so many seconds (nil: without end), or until a source is to be asked.
+local function till_asked(seconds)
+    for _, s in ipairs(sources) do
+        if s.every then seconds = math.min(seconds or s.every, s.every) end
+    end
+    return seconds
 end
 
 local function cancel_all(reason)
@@ -417,7 +426,7 @@ end
 -- to wait for: with prompts in it that is long. So before a step the loop waits a moment for such clients, as long as
 -- they come, and as what it spares them is more than what it costs the others, who all wait.
 
-local PATIENCE = 0.002 -- seconds, at most
+local PATIENCE = 0.0015 -- seconds, at most
 local expected, patient_until = 0, 0
 local hits, wait_seconds = 1, PATIENCE / 2 -- how many of those expected come (0..1), after how long
 local tries = 0
@@ -428,7 +437,8 @@ function M.expect() expected, patient_until = expected + 1, core.now() + PATIENC
 --- Tells that it has come.
 function M.came() expected = math.max(0, expected - 1) end
 
---- Whether it is worth waiting. Where something waits for its turn already, a newcomer would as well.
+--- Whether it is worth waiting: who comes is spared a step, and so are those that come next and would queue behind it.
+--- Where something waits for its turn already, a newcomer would as well.
 local function pays()
     local running = 0
     for _, s in ipairs(sources) do
@@ -439,7 +449,7 @@ local function pays()
         end
     end
     tries = tries + 1
-    return running > 0 and (hits * long_step > running * wait_seconds or tries % TRY_EVERY == 0)
+    return running > 0 and (2 * hits * long_step > running * wait_seconds or tries % TRY_EVERY == 0)
 end
 
 local function await_expected()
@@ -476,7 +486,7 @@ local function turn(main)
     if step_sources() or head <= tail then return true end
     local seconds = timers[1] and math.max(0, timers[1].at - core.now()) or nil
     if M.pause then return M.pause(seconds) end
-    if poll(seconds) then return true end
+    if poll(till_asked(seconds)) then return true end
     if seconds then
         core.sleep(seconds)
         return true

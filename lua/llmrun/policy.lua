@@ -256,7 +256,7 @@ Watch.__close = Watch.stop
 function Watch:busy()
     local now = core.now()
     if now >= self.due then
-        self.due = now + self.every
+        self.due = now + self.between
         self:poll()
     end
     return false
@@ -264,8 +264,8 @@ end
 
 function Watch:step() end
 
---- Puts the policy of a file in charge, and again whenever the file changes (looked at every 0.25 s, between steps).
---- Or nil, text, code.
+--- Puts the policy of a file in charge, and again whenever the file changes (looked at every 0.25 s, between steps;
+--- once a second by a server that has nothing to do). Or nil, text, code.
 ---@param engine any
 ---@param path string
 ---@param opts? { every?: number, options?: table, limits?: table }
@@ -277,7 +277,7 @@ function M.watch(engine, path, opts)
     if not status then return nil, err, code end
     local watch = setmetatable({
         engine = engine, path = path, opts = opts.options, limits = opts.limits, status = status, version = before,
-        every = opts.every or 0.25, due = core.now(),
+        between = opts.every or 0.25, every = 1, due = core.now(),
     }, Watch)
     loop.add_source(watch)
     return watch

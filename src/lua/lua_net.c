@@ -88,17 +88,24 @@ static int poller_set(lua_State *L)
     return 1;
 }
 
+/* As epoll_wait, in seconds; exact for short times where the system can be (Linux 5.11 on). */
+static int wait_seconds(int p, struct epoll_event *ev, int n_ev, double s)
+{
+    if (s > 0 && s < 0.01) {
+        struct timespec t = {0, (long)(s * 1e9)};
+        int n = epoll_pwait2(p, ev, n_ev, &t, NULL);
+        if (n >= 0 || errno == EINTR) return n;
+    }
+    return epoll_wait(p, ev, n_ev, s <= 0 ? 0 : s > 1e6 ? 1000000000 : (int)(s * 1000 + 0.999));
+}
+
 /* p:wait(seconds | nil) -> list of descriptors that are ready; after that many seconds, or a signal, an empty one. nil:
  * waits */
 static int poller_wait(lua_State *L)
 {
-    int p = check_fd(L, POLLER), ms = -1;
-    if (!lua_isnoneornil(L, 2)) {
-        lua_Number s = luaL_checknumber(L, 2);
-        ms = s <= 0 ? 0 : s > 1e6 ? 1000000000 : (int)(s * 1000 + 0.999);
-    }
+    int p = check_fd(L, POLLER);
     struct epoll_event ev[128];
-    int n = epoll_wait(p, ev, 128, ms);
+    int n = lua_isnoneornil(L, 2) ? epoll_wait(p, ev, 128, -1) : wait_seconds(p, ev, 128, luaL_checknumber(L, 2));
     lua_createtable(L, n > 0 ? n : 0, 0);
     for (int i = 0; i < n; i++) {
         lua_pushinteger(L, ev[i].data.fd);

@@ -357,6 +357,33 @@ describe("on the command line", function()
         r = assert(llm.exec(("%s '%s' attach"):format(env, core.executable())))
         assert.equal(1, r.status)
         assert.matches("no program with a console runs here", r.stderr, 1, true)
+        r = assert(llm.exec(("%s '%s' attach 1"):format(env, core.executable())))
+        assert.equal(1, r.status)
+        assert.matches("process 1 has no console", r.stderr, 1, true)
+    end)
+
+    it("without a folder of the system's there is one of the user's own; nothing is asked in others' folders", function()
+        local getenv, base = os.getenv, nil
+        local back <close> = setmetatable({}, { __close = function() rawset(os, "getenv", getenv) end }) -- luacheck: ignore 211
+        rawset(os, "getenv", function(name)
+            if name == "XDG_RUNTIME_DIR" then return base end
+            return getenv(name)
+        end)
+        local uid, pid = core.ids()
+        assert.equal(("/tmp/llmrun-%d/%d.sock"):format(uid, pid), attach.default_path())
+        do
+            local a <close> = attach.listen { models = {} }
+            assert.equal(attach.default_path(), a.path)
+            local found = {}
+            for _, s in ipairs(attach.sockets()) do found[s.pid] = s.path end
+            assert.equal(a.path, found[pid])
+        end
+        base = folder:at "open"
+        os.execute(("mkdir -p '%s/llmrun'; chmod 755 '%s/llmrun'; touch '%s/llmrun/1.sock'"):format(base, base, base))
+        assert.same({}, attach.sockets())
+        assert.has_error(function() attach.listen { models = {} } end)
+        os.execute(("chmod 700 '%s/llmrun'"):format(base))
+        assert.same({ { path = base .. "/llmrun/1.sock", pid = 1 } }, attach.sockets())
     end)
 end)
 

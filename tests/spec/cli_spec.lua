@@ -179,6 +179,47 @@ describe("llmrun COMMAND on a model #model", function()
         assert.matches("Paris", out)
     end)
 
+    it("numbers out of range are refused before anything is loaded", function()
+        for flags, text in pairs {
+            ["serve --port 99999"] = "--port: 0 to 65535 expected, got 99999",
+            ["serve --port -1"] = "--port: 0 to 65535 expected, got -1",
+            ["serve --max-num-seqs 0"] = "--max-num-seqs: 1 to 4096 expected, got 0",
+            ["serve --max-num-batched-tokens 65537"] = "--max-num-batched-tokens: 1 to 65536 expected, got 65537",
+            ["serve --max-model-len 0"] = "--max-model-len: 1 to 268435456 expected, got 0",
+            ["serve --max-queue 0"] = "--max-queue: at least 1 expected, got 0",
+            ["serve --kv-memory 0"] = "--kv-memory: above 0 expected, got 0",
+            ["serve --kv-memory 1e999"] = "--kv-memory: number expected, got '1e999'",
+            ["serve --request-timeout -1"] = "--request-timeout: above 0 expected, got -1",
+            ["serve --drain-timeout -0.5"] = "--drain-timeout: at least 0 expected, got -0.5",
+            ["serve --threads 257"] = "--threads: 0 to 256 expected, got 257",
+            ["run --temperature -1"] = "--temperature: at least 0 expected, got -1",
+            ["run --top-p 1.5"] = "--top-p: 0 to 1 expected, got 1.5",
+            ["bench --repeat 0"] = "--repeat: at least 1 expected, got 0",
+            ["bench --url http://127.0.0.1:1 --rate 0"] = "--rate: above 0 expected, got 0",
+        } do
+            local out, err, status = sh("$L " .. flags .. " -m /no/such/model")
+            assert.equal("", out)
+            assert.matches(text, err, 1, true)
+            assert.equal(2, status, flags)
+        end
+    end)
+
+    it("serve refuses what can't be before it loads models", function()
+        local other = assert(core.http_new { port = 0 })
+        for flags, text in pairs {
+            ["--port " .. other:port()] = "Address already in use",
+            ["--port 0 --policy fare"] = "--policy fare: no policy 'fare'; there are fcfs",
+            ["--port 0 --policy /no/such.lua"] = "--policy /no/such.lua: cannot open /no/such.lua",
+            ["--port 0 --policy default"] = "no file '/no/such/model'",
+            ["--port 0 --allow-scripts --script-limit x"] = "--script-limit x: NAME=NUMBER expected",
+        } do
+            local _, err, status = sh("$L serve -m /no/such/model " .. flags)
+            assert.matches(text, err, 1, true)
+            assert.is_true(status > 0, flags)
+        end
+        other:close()
+    end)
+
     it("run reports what is wrong, without a traceback", function()
         for command, text in pairs {
             ["$L run"] = "llmrun run: no prompt; give one with %-p",
@@ -187,9 +228,9 @@ describe("llmrun COMMAND on a model #model", function()
             ["$L run -p x --ctx abc"] = "%-%-ctx: integer expected, got 'abc'",
             ["$L run -p x --compute f64"] = "%-%-compute: one of [%w, ]+ expected, got 'f64'",
             ["$L run -p"] = "%-%-prompt needs a value",
-            ["$L run -p x --threads 4294967297"] = "threads = 4294967297 is out of range",
-            ["$L run -p x --ctx -1"] = "llmrun run: ctx = %-1 is out of range",
-            ["$L run -p x --ctx 99999999999999"] = "llmrun run: ctx = 99999999999999 is out of range",
+            ["$L run -p x --threads 4294967297"] = "%-%-threads: 0 to 256 expected, got 4294967297",
+            ["$L run -p x --ctx -1"] = "llmrun run: %-%-ctx: 1 to 268435456 expected, got %-1",
+            ["$L run -p x --ctx 99999999999999"] = "%-%-ctx: 1 to 268435456 expected",
             ["$L run -p x --block-size 0"] = "llmrun run: %-%-block%-size: 1 to 256 expected, got 0",
             ["$L bench --block-size 257"] = "llmrun bench: %-%-block%-size: 1 to 256 expected, got 257",
             ["$L serve --block-size 0"] = "llmrun serve: %-%-block%-size: 1 to 256 expected, got 0",

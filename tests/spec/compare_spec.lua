@@ -102,7 +102,7 @@ describe("llmrun compare", function()
             ["a.gguf b.gguf -f nothing"] = "nothing: No such file",
             ["a.gguf none.gguf -f text"] = "no file 'none.gguf'",
             ["a.gguf small.gguf -f text"] = "different vocabularies, of 256 and 128 tokens",
-            ["a.gguf b.gguf -f text --window 2"] = "%-%-window must be at least 4",
+            ["a.gguf b.gguf -f text --window 2"] = "%-%-window: at least 4 expected, got 2",
         }
         for line, want in pairs(cases) do
             local _, err, status = run("compare " .. line)

@@ -202,7 +202,7 @@ describe("llmrun bench", function()
             ["--concurrency 1 --load agents"] = "one of",
             ["--load humans"] = "agents expected",
             ["--replay /no/such/file"] = "No such file",
-            ["--replay x --scale 0"] = "--scale must be above 0",
+            ["--replay x --scale 0"] = "--scale: above 0 expected, got 0",
             ["--concurrency 1 --prompt 4 --shared 5"] = "--shared is more",
         } do
             local out, status = run(flags)

@@ -670,6 +670,25 @@ describe("watch", function()
         assert.equal(20 + 11, r:info().n_computed)
     end)
 
+    it("reads it also while a server has nothing to do", function()
+        local core, loop, l = require "llmrun.core", require "llmrun.loop", lab()
+        write "return { name = 'before', schedule = function(_, step) step:serve() end }"
+        local socket <close> = assert(core.local_listen(path .. ".sock"))
+        loop.watch(socket:fd(), "r", function() end)
+        local watch <close> = policy.watch(l.engine, path, { every = 0 })
+        assert.equal(1, watch.every)
+        watch.every = 0.02
+        local log, news = policy.log, loop.ticket()
+        policy.log = function(line) loop.fire(news, line) end
+        write "return { name = 'after', schedule = function(_, step) step:serve() end } -- longer"
+        local line = llm.timeout(60, function() return loop.wait(news, "spec") end)
+        policy.log = log
+        loop.unwatch(socket:fd())
+        os.remove(path .. ".sock")
+        assert.matches("policy 'after' is read again", line)
+        assert.equal("after", watch.status.name)
+    end)
+
     it("fails at once if the file is not there or no policy", function()
         local l = lab()
         assert.has_error(function() l.model:watch("/no/such/policy.lua") end)

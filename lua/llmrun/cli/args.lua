@@ -1,9 +1,9 @@
 --- Command-line flags: declared in a table, parsed, and explained by --help.
 ---
 --- A flag is { "name", short = "n", arg = "N", type = "integer|number|string|flag|list", default = v,
---- choices = {...}, range = { least, most }, help = "..." }. A flag without arg is true when given. "--name=V",
---- "--name V" and "-n V" are the same; "--" ends the flags. Names use dashes on the command line and underscores in the
---- result.
+--- choices = {...}, range = { least, most }, above = X, help = "..." }; most may be left out. A flag without arg is
+--- true when given. "--name=V", "--name V" and "-n V" are the same; "--" ends the flags. Names use dashes on the
+--- command line and underscores in the result.
 
 local options = require "llmrun.options"
 
@@ -13,8 +13,9 @@ local M = {}
 M.model_flags = {
     { "model", short = "m", arg = "MODEL", default = "smollm2",
         help = "a GGUF file, or a name: smollm2, gemma3, qwen-0.5b, qwen-1.5b" },
-    { "threads", short = "t", arg = "N", type = "integer", help = "compute threads (default: all processors)" },
-    { "ctx", short = "c", arg = "N", type = "integer",
+    { "threads", short = "t", arg = "N", type = "integer", range = { 0, 256 },
+        help = "compute threads (default: all processors)" },
+    { "ctx", short = "c", arg = "N", type = "integer", range = { 1, 1 << 28 },
         help = "longest sequence in tokens (default: what the model allows)" },
     { "compute", arg = "MODE", choices = { "fast", "int8", "bf16", "f32", "loose" },
       help = "int8, bf16: form of activations; f32: the exact, slow reference path; loose: cuBLAS, on GPUs" },
@@ -50,19 +51,33 @@ function M.flags_of(cmd)
     return list
 end
 
+--- n, or nil and what is wrong with it.
+local function in_range(f, n)
+    local least, most = table.unpack(f.range or {})
+    local wanted
+    if f.above and n <= f.above then
+        wanted = ("above %g"):format(f.above)
+    elseif least and most and (n < least or n > most) then
+        wanted = ("%s to %s"):format(least, most)
+    elseif least and n < least then
+        wanted = ("at least %s"):format(least)
+    end
+    if wanted then return nil, ("--%s: %s expected, got %s"):format(f[1], wanted, n) end
+    return n
+end
+
 local function convert(f, text)
     local kind = f.type or "string"
     if kind == "integer" then
         local n = math.tointeger(tonumber(text))
         if not n then return nil, ("--%s: integer expected, got '%s'"):format(f[1], text) end
-        if f.range and (n < f.range[1] or n > f.range[2]) then
-            return nil, ("--%s: %d to %d expected, got %d"):format(f[1], f.range[1], f.range[2], n)
-        end
-        return n
+        return in_range(f, n)
     elseif kind == "number" then
         local n = tonumber(text)
-        if not n then return nil, ("--%s: number expected, got '%s'"):format(f[1], text) end
-        return n
+        if not n or n ~= n or math.abs(n) == math.huge then
+            return nil, ("--%s: number expected, got '%s'"):format(f[1], text)
+        end
+        return in_range(f, n)
     end
     if f.choices then
         for _, c in ipairs(f.choices) do

@@ -2,6 +2,7 @@
 
 local args = require "llmrun.cli.args"
 local attach = require "llmrun.attach"
+local core = require "llmrun.core"
 
 local M = {
     summary = "a console in a running server or program",
@@ -25,27 +26,17 @@ Without PATH or PID the one program that runs is taken. Ctrl-D ends the console;
     },
 }
 
-local no_folder = "XDG_RUNTIME_DIR is not set, so a server makes a socket only if asked: "
-    .. "llmrun serve --attach-socket PATH, then llmrun attach PATH"
-
 --- The path of a socket: given, of a process, or the only one.
 local function find(what)
-    if what and what:find "^%d+$" then
-        return attach.default_path(math.tointeger(tonumber(what)))
-            or args.fail(no_folder)
-    elseif what then
-        return what
-    end
-    local list = attach.sockets()
+    if what and not what:find "^%d+$" then return what end
     local living = {}
-    for _, s in ipairs(list) do
-        if require("llmrun.core").stat("/proc/" .. s.pid) then living[#living + 1] = s end
+    for _, s in ipairs(attach.sockets()) do
+        if what and s.pid == math.tointeger(tonumber(what)) then return s.path end
+        if core.stat("/proc/" .. s.pid) then living[#living + 1] = s end
     end
+    if what then args.fail(("process %s has no console (%s)"):format(what, attach.default_path(what))) end
     if #living == 1 then return living[1].path end
-    if #living == 0 then
-        args.fail(attach.folder() and "no program with a console runs here (" .. attach.folder() .. ")"
-            or no_folder)
-    end
+    if #living == 0 then args.fail(("no program with a console runs here (%s)"):format(attach.folder())) end
     local lines = { "several run; say which:" }
     for _, s in ipairs(living) do lines[#lines + 1] = ("  llmrun attach %d"):format(s.pid) end
     args.fail(table.concat(lines, "\n"))

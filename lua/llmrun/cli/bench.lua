@@ -32,11 +32,13 @@ of real arrivals). They print throughput, time to first token (TTFT), time per t
         llmrun bench --load agents --sessions 8 --turns 20
         llmrun bench --replay tests/data/traces/mooncake_conversation.jsonl --scale 0.03 --speed 0.5]],
     flags = common.flags({
-        { "prefill", arg = "N", type = "integer", default = 512, help = "prompt tokens (0: leave it out)" },
-        { "decode", arg = "N", type = "integer", default = 64, help = "tokens to decode (0: leave it out)" },
-        { "depth", arg = "N", type = "integer", default = 128, help = "prompt tokens before decoding" },
+        { "prefill", arg = "N", type = "integer", range = { 0 }, default = 512,
+            help = "prompt tokens (0: leave it out)" },
+        { "decode", arg = "N", type = "integer", range = { 0 }, default = 64,
+            help = "tokens to decode (0: leave it out)" },
+        { "depth", arg = "N", type = "integer", range = { 1 }, default = 128, help = "prompt tokens before decoding" },
         { "batch", arg = "LIST", default = "1", help = "sequences decoded together, e.g. 1,4,16" },
-        { "repeat", short = "r", arg = "N", type = "integer", default = 5, help = "measurements" },
+        { "repeat", short = "r", arg = "N", type = "integer", range = { 1 }, default = 5, help = "measurements" },
         { "no-limits", help = "doesn't measure the machine's limits" },
         { "json", help = "prints one JSON object a line" },
     }, load.flags, bench_url.flags, bench_spec.flags),
@@ -162,7 +164,6 @@ function M.run(o)
     if bench_url.wanted(o) then return bench_url.run(o) end
     if load.wanted(o) then return load.run(o) end
     local sizes = load.numbers("batch", o.batch)
-    if o["repeat"] < 1 then args.fail("--repeat must be at least 1", 2) end
     if o.spec then return bench_spec.run(o, sizes) end
     local most = math.max(table.unpack(sizes))
     local need = math.max(o.prefill, o.depth + o.decode) + 16

@@ -17,16 +17,21 @@ M.flags = {
     { "load", arg = "KIND", choices = { "agents" },
       help = "agents: sessions of many turns with a long shared prefix, short replies, forks" },
     { "replay", arg = "FILE", help = "requests as in a trace file: see traces.lua" },
-    { "prompt", arg = "N", type = "integer", help = "prompt tokens of a request (128); new tokens of a turn (32)" },
-    { "shared", arg = "N", type = "integer", help = "leading tokens that all prompts share (64; agents 1024)" },
-    { "output", arg = "N", type = "integer", help = "tokens to generate (64; agents 16)" },
-    { "sessions", arg = "N", type = "integer", default = 4, help = "agents: sessions at once; every other one forks" },
-    { "turns", arg = "N", type = "integer", default = 16, help = "agents: turns of a session" },
-    { "requests", arg = "N", type = "integer", default = 100, help = "replay: most rows of the trace" },
-    { "skip", arg = "N", type = "integer", default = 0, help = "replay: rows to leave out at the beginning" },
-    { "scale", arg = "X", type = "number", default = 0.1, help = "replay: lengths times X" },
-    { "speed", arg = "X", type = "number", default = 1, help = "replay: X times as fast (0: all at once)" },
-    { "kv-tokens", arg = "N", type = "integer", help = "agents, replay: size of the KV pool" },
+    { "prompt", arg = "N", type = "integer", range = { 1 },
+        help = "prompt tokens of a request (128); new tokens of a turn (32)" },
+    { "shared", arg = "N", type = "integer", range = { 0 },
+        help = "leading tokens that all prompts share (64; agents 1024)" },
+    { "output", arg = "N", type = "integer", range = { 1 }, help = "tokens to generate (64; agents 16)" },
+    { "sessions", arg = "N", type = "integer", range = { 1 }, default = 4,
+        help = "agents: sessions at once; every other one forks" },
+    { "turns", arg = "N", type = "integer", range = { 1 }, default = 16, help = "agents: turns of a session" },
+    { "requests", arg = "N", type = "integer", range = { 1 }, default = 100, help = "replay: most rows of the trace" },
+    { "skip", arg = "N", type = "integer", range = { 0 }, default = 0,
+        help = "replay: rows to leave out at the beginning" },
+    { "scale", arg = "X", type = "number", above = 0, default = 0.1, help = "replay: lengths times X" },
+    { "speed", arg = "X", type = "number", range = { 0 }, default = 1,
+        help = "replay: X times as fast (0: all at once)" },
+    { "kv-tokens", arg = "N", type = "integer", range = { 1 }, help = "agents, replay: size of the KV pool" },
 }
 
 --- Whether the flags ask for a load rather than for plain speed.
@@ -361,11 +366,6 @@ local function emit(o, model, record, show)
     end
 end
 
-local function at_least(o, name, least)
-    local v = o[name:gsub("-", "_")]
-    if v and v < least then args.fail(("--%s must be at least %d"):format(name, least), 2) end
-end
-
 --- "1,4,16" -> { 1, 4, 16 }
 function M.numbers(flag, text)
     local list = {}
@@ -457,8 +457,6 @@ local function run_agents(o)
 end
 
 local function run_replay(o)
-    if not (o.scale > 0 and o.scale < math.huge) then args.fail("--scale must be above 0", 2) end
-    if not (o.speed >= 0 and o.speed < math.huge) then args.fail("--speed must not be below 0", 2) end
     local rows, format = traces.read(o.replay, o.requests, o.skip)
     if not rows then args.fail(format) end
     local model <close> = common.load(o, { kv = pool(o) })
@@ -487,11 +485,6 @@ function M.run(o)
     if (o.concurrency and 1 or 0) + (o.load and 1 or 0) + (o.replay and 1 or 0) > 1 then
         args.fail("one of --concurrency, --load and --replay at a time", 2)
     end
-    for _, name in ipairs { "repeat", "prompt", "output", "sessions", "turns", "requests", "kv-tokens" } do
-        at_least(o, name, 1)
-    end
-    at_least(o, "shared", 0)
-    at_least(o, "skip", 0)
     if o.concurrency then return run_together(o) end
     return o.load and run_agents(o) or not o.load and run_replay(o) or 0
 end

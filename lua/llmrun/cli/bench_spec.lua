@@ -16,10 +16,11 @@ M.flags = {
     { "spec", help = "speculation: with and without, side by side" },
     { "draft", arg = "MODEL", help = "--spec: a draft model" },
     { "task", arg = "LIST", default = "code,edit", help = "--spec: code, edit" },
-    { "draft-layers", arg = "N", type = "integer", help = "--spec: of the model's layers, those of early_exit" },
+    { "draft-layers", arg = "N", type = "integer", range = { 1 },
+        help = "--spec: of the model's layers, those of early_exit" },
     { "heads", arg = "FILE", help = "--spec: Medusa heads (scripts/train_heads)" },
     { "eagle", arg = "FOLDER", help = "--spec: an EAGLE head (scripts/train_heads)" },
-    { "temperature", arg = "T", type = "number", default = 0, help = "--spec: 0 = greedy" },
+    { "temperature", arg = "T", type = "number", range = { 0 }, default = 0, help = "--spec: 0 = greedy" },
     { "method", arg = "LIST", help = "--spec: ngram, suffix, draft, distribution (draft, judged), early_exit, heads, "
         .. "eagle; with =K always that many, with xN up to N ways at a place; e.g. draft,draft=4,draft=4x3" },
 }

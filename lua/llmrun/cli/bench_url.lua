@@ -23,8 +23,8 @@ M.flags = {
     { "url", arg = "URL", help = "measures a server with the OpenAI API instead, e.g. http://127.0.0.1:8080" },
     { "served-model", arg = "NAME", help = "url: model to ask for (the server's first)" },
     { "api-key", arg = "KEY", help = "url: key to send (also from LLMRUN_API_KEY)" },
-    { "rate", arg = "X", type = "number", help = "url: requests a second (all at once)" },
-    { "burstiness", arg = "X", type = "number", default = 1, help = "url: below 1: bursts; above: evenly" },
+    { "rate", arg = "X", type = "number", above = 0, help = "url: requests a second (all at once)" },
+    { "burstiness", arg = "X", type = "number", above = 0, default = 1, help = "url: below 1: bursts; above: evenly" },
     { "shape", arg = "KIND", choices = { "fixed", "uniform", "chat", "conversation" }, default = "fixed",
         help = "url: lengths: all as given; half to one and a half of that; as people chat; and in --turns turns" },
     { "goodput", arg = "LIST", help = "url: limits in milliseconds, e.g. ttft:500,tpot:50,e2e:5000" },
@@ -303,8 +303,6 @@ local function write_report(path, rec, title)
 end
 
 function M.run(o)
-    if o.requests < 1 then args.fail("--requests must be at least 1", 2) end
-    if o.burstiness <= 0 or (o.rate and o.rate <= 0) then args.fail("--rate and --burstiness must be above 0", 2) end
     parse_goodput(o.goodput)
     local target, headers = parse_url(o.url), headers_of(o)
     local model = o.served_model or first_model(target, headers)

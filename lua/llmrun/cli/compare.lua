@@ -18,13 +18,15 @@ probability of the text's own token changed, and both perplexities. Both need th
         llmrun compare smollm2 smollm2 -f text.txt --kv-type-b q8_0]],
     flags = {
         { "file", short = "f", arg = "FILE", help = "the text" },
-        { "window", short = "w", arg = "N", type = "integer", default = 512, help = "tokens of a window" },
-        { "tokens", arg = "N", type = "integer", help = "reads only the first N tokens" },
+        { "window", short = "w", arg = "N", type = "integer", range = { 4 }, default = 512,
+            help = "tokens of a window" },
+        { "tokens", arg = "N", type = "integer", range = { 1 }, help = "reads only the first N tokens" },
         { "compute", arg = "MODE", choices = { "fast", "int8", "bf16", "f32" }, help = "arithmetic of both" },
         { "compute-b", arg = "MODE", choices = { "fast", "int8", "bf16", "f32" }, help = "arithmetic of B" },
         { "kv-type", arg = "TYPE", choices = { "f32", "f16", "bf16", "q8_0", "q4_0" }, help = "KV format of both" },
         { "kv-type-b", arg = "TYPE", choices = { "f32", "f16", "bf16", "q8_0", "q4_0" }, help = "KV format of B" },
-        { "threads", short = "t", arg = "N", type = "integer", help = "compute threads (default: all processors)" },
+        { "threads", short = "t", arg = "N", type = "integer", range = { 0, 256 },
+            help = "compute threads (default: all processors)" },
         { "json", help = "prints one JSON object" },
     },
 }
@@ -98,7 +100,6 @@ end
 function M.run(o)
     if not o.args[2] or o.args[3] then args.fail("two models are needed", 2) end
     if not o.file then args.fail("no text; give a file with -f", 2) end
-    if o.window < 4 then args.fail("--window must be at least 4", 2) end
     local text = common.read_file(o.file)
     local a <close> = load(o, o.args[1], "a")
     local b <close> = load(o, o.args[2], "b")

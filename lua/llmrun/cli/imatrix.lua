@@ -18,8 +18,9 @@ The text should be like what the model will be used for; some ten thousand token
     flags = {
         { "file", short = "f", arg = "FILE", help = "the text" },
         { "out", short = "o", arg = "OUT", help = "the file to write" },
-        { "window", short = "w", arg = "N", type = "integer", default = 512, help = "tokens of a window" },
-        { "tokens", arg = "N", type = "integer", help = "reads only the first N tokens" },
+        { "window", short = "w", arg = "N", type = "integer", range = { 4 }, default = 512,
+            help = "tokens of a window" },
+        { "tokens", arg = "N", type = "integer", range = { 1 }, help = "reads only the first N tokens" },
         { "quiet", short = "q", help = "prints nothing but errors" },
     },
 }
@@ -55,7 +56,6 @@ end
 function M.run(o)
     if not o.file then args.fail("no text; give a file with -f", 2) end
     if not o.out then args.fail("no file to write; give one with -o", 2) end
-    if o.window < 4 then args.fail("--window must be at least 4", 2) end
     local text = common.read_file(o.file)
     local model <close> = common.load(o, {
         ctx = o.window,

@@ -20,15 +20,15 @@ local M = {
         llmrun inspect model.gguf --json]],
     flags = {
         { "model", short = "m", arg = "MODEL", help = "the same as the argument" },
-        { "ctx", short = "c", arg = "N", type = "integer",
+        { "ctx", short = "c", arg = "N", type = "integer", range = { 1, 1 << 28 },
             help = "tokens of a sequence (default: what the model allows)" },
-        { "batch", short = "b", arg = "N", type = "integer", default = 1, help = "sequences at once" },
+        { "batch", short = "b", arg = "N", type = "integer", range = { 1 }, default = 1, help = "sequences at once" },
         { "kv-type", arg = "TYPE", default = "f16", choices = { "f32", "f16", "bf16", "q8_0", "q4_0" },
           help = "KV format" },
         { "kv-value-type", arg = "TYPE", choices = { "f32", "f16", "bf16", "q8_0", "q4_0" },
           help = "format of its values (default: as --kv-type)" },
         { "draft", arg = "MODEL", help = "a model that drafts for it: its memory too" },
-        { "block-size", arg = "N", type = "integer", default = 16, help = "tokens of a KV block" },
+        { "block-size", arg = "N", type = "integer", range = { 1, 256 }, default = 16, help = "tokens of a KV block" },
         { "tensors", help = "lists every tensor" },
         { "kernels", help = "how this machine does the products of each type and shape of weight" },
         { "compute", arg = "KIND", default = "fast", choices = { "fast", "int8", "bf16", "f32" },
@@ -104,8 +104,7 @@ local function gather(path, o)
         return r
     end
     r.ctx = o.ctx or r.hp.ctx
-    if r.ctx < 1 or o.batch < 1 then args.fail("--ctx and --batch must be at least 1", 2) end
-    if o.block_size < 1 or o.block_size > 256 then args.fail("--block-size: 1 to 256 expected", 2) end
+    if r.ctx < 1 then args.fail("--ctx must be at least 1", 2) end -- the file may say none
     if r.hp.experts > 0 then r.token_bytes = token_bytes(r) end
     r.kv_bytes = plan.kv_bytes(r.layers, r.ctx, o.batch, o.kv_type, o.block_size, o.kv_value_type)
     return r

@@ -16,10 +16,12 @@ which begins with BOS where the model wants one. --whole scores all but the firs
         llmrun perplexity -m gemma3 -f text.txt --compute f32 --json]],
     flags = {
         { "file", short = "f", arg = "FILE", help = "the text" },
-        { "window", short = "w", arg = "N", type = "integer", default = 512, help = "tokens of a window" },
+        { "window", short = "w", arg = "N", type = "integer", range = { 4 }, default = 512,
+            help = "tokens of a window" },
         { "whole", help = "scores the whole window instead of its second half" },
-        { "tokens", arg = "N", type = "integer", help = "reads only the first N tokens" },
-        { "parallel", arg = "N", type = "integer", default = 4, help = "windows computed side by side" },
+        { "tokens", arg = "N", type = "integer", range = { 1 }, help = "reads only the first N tokens" },
+        { "parallel", arg = "N", type = "integer", range = { 1, 4096 }, default = 4,
+            help = "windows computed side by side" },
         { "json", help = "prints one JSON object" },
     },
 }
@@ -27,7 +29,6 @@ which begins with BOS where the model wants one. --whole scores all but the firs
 function M.run(o)
     local llm = require "llmrun"
     if not o.file then args.fail("no text; give a file with -f", 2) end
-    if o.window < 4 then args.fail("--window must be at least 4", 2) end
     local text = common.read_file(o.file)
     local parallel = o.whole and 1 or math.max(1, o.parallel)
     local block = o.block_size or 16

@@ -32,7 +32,8 @@ step for a look around: queue, batch, blocks, tree, logits, Lua; "step" and "go"
         { "policy", arg = "NAME|FILE", help = "decides instead of what is written down" },
         { "shadow", arg = "NAME|FILE", help = "decides too, and nothing of it is done: how it differs is counted" },
         { "list", short = "l", help = "lists the requests, and runs nothing" },
-        { "threads", short = "t", arg = "N", type = "integer", help = "compute threads (default: all processors)" },
+        { "threads", short = "t", arg = "N", type = "integer", range = { 0, 256 },
+            help = "compute threads (default: all processors)" },
         { "device", arg = "NAME", help = "cpu, cuda:N or auto [auto]" },
     },
 }

@@ -3,6 +3,7 @@
 local args = require "llmrun.cli.args"
 local branch = require "llmrun.branch"
 local common = require "llmrun.cli.common"
+local core = require "llmrun.core"
 local loop = require "llmrun.loop"
 
 local M = {
@@ -24,20 +25,26 @@ the requests that have come are answered.]],
         { "model", short = "m", arg = "MODEL", type = "list",
             help = "a GGUF file, or a name (smollm2, gemma3, qwen-0.5b, ...); may be given more than once [smollm2]" },
         { "host", arg = "ADDRESS", default = "127.0.0.1", help = "address to listen on" },
-        { "port", short = "p", arg = "N", type = "integer", default = 8080, help = "0: any free one" },
+        { "port", short = "p", arg = "N", type = "integer", range = { 0, 65535 }, default = 8080,
+            help = "0: any free one" },
         { "api-key", arg = "KEY", type = "list",
             help = "requests need one of these keys (also from LLMRUN_API_KEY); may be given more than once" },
         { "served-model-name", arg = "NAME", type = "list",
             help = "name of the (first) model in the API; further ones are further names" },
         { "adapter", arg = "NAME=PATH", type = "list",
             help = "a low-rank adapter of the first model (a PEFT folder or a GGUF file), served as MODEL:NAME" },
-        { "max-model-len", short = "c", arg = "N", type = "integer", help = "longest sequence in tokens" },
-        { "max-num-seqs", arg = "N", type = "integer", help = "requests in a batch at most (default 64)" },
-        { "max-num-batched-tokens", arg = "N", type = "integer", help = "tokens in a batch at most (default 512)" },
-        { "max-queue", arg = "N", type = "integer", help = "requests that may wait before 503 is answered (1024)" },
+        { "max-model-len", short = "c", arg = "N", type = "integer", range = { 1, 1 << 28 },
+            help = "longest sequence in tokens" },
+        { "max-num-seqs", arg = "N", type = "integer", range = { 1, 4096 },
+            help = "requests in a batch at most (default 64)" },
+        { "max-num-batched-tokens", arg = "N", type = "integer", range = { 1, 1 << 16 },
+            help = "tokens in a batch at most (default 512)" },
+        { "max-queue", arg = "N", type = "integer", range = { 1 },
+            help = "requests that may wait before 503 is answered (1024)" },
         { "block-size", arg = "N", type = "integer", range = { 1, 256 },
             help = "tokens in a KV block, 1 to 256 (default 16)" },
-        { "kv-memory", arg = "X", type = "number", help = "of the memory that is free: a fraction, or bytes" },
+        { "kv-memory", arg = "X", type = "number", above = 0,
+            help = "of the memory that is free: a fraction, or bytes" },
         { "kv-cache-dtype", arg = "TYPE", choices = { "auto", "f32", "f16", "bf16", "q8_0", "q4_0" },
             help = "number format of the KV cache" },
         { "enable-prefix-caching", help = "keeps computed prefixes for later requests (the default)" },
@@ -47,11 +54,13 @@ the requests that have come are answered.]],
         { "speculative-model", arg = "MODEL", help = "a small model of the same vocabulary that drafts" },
         { "speculative-method", arg = "METHOD", choices = { "ngram", "suffix", "draft" },
             help = "drafts from what was said before, or the draft model's (its default)" },
-        { "num-speculative-tokens", arg = "N", type = "integer", help = "tokens of a draft at most" },
+        { "num-speculative-tokens", arg = "N", type = "integer", range = { 1, 64 },
+            help = "tokens of a draft at most" },
         { "policy", arg = "FILE", help = "who runs when: a Lua file (read again when it changes) or a name" },
         common.record_flag,
         { "attach-socket", arg = "PATH",
-            help = "socket for llmrun attach, in a folder that is yours alone [$XDG_RUNTIME_DIR/llmrun/PID.sock]" },
+            help = "socket for llmrun attach, in a folder that is yours alone [$XDG_RUNTIME_DIR/llmrun/PID.sock; "
+                .. "/tmp/llmrun-UID/PID.sock without that variable]" },
         { "no-attach", help = "no such socket" },
         { "trace", arg = "FILE", help = "writes a trace of the (first) model's steps and requests, for Perfetto" },
         { "routes", arg = "FILE", help = "a Lua file that returns further routes" },
@@ -61,12 +70,14 @@ the requests that have come are answered.]],
         { "chat-template", arg = "FILE", help = "Jinja file in place of the model's chat template" },
         { "cors", arg = "ORIGIN", type = "list", help = "lets a browser's pages of this origin in (* for all)" },
         { "allowed-host", arg = "NAME", type = "list", help = "a further Host name of this server" },
-        { "max-body", arg = "BYTES", type = "integer", help = "longest request body (default 64 MiB)" },
-        { "request-timeout", arg = "SECONDS", type = "number", help = "ends requests that take longer" },
-        { "drain-timeout", arg = "SECONDS", type = "number", help = "how long the end waits for answers (default 30)" },
+        { "max-body", arg = "BYTES", type = "integer", range = { 1 }, help = "longest request body (default 64 MiB)" },
+        { "request-timeout", arg = "SECONDS", type = "number", above = 0, help = "ends requests that take longer" },
+        { "drain-timeout", arg = "SECONDS", type = "number", range = { 0 },
+            help = "how long the end waits for answers (default 30)" },
         { "no-page", help = "no page at /" },
         { "open-page", help = "with keys: the page at / itself comes without one, and asks for it" },
-        { "threads", short = "t", arg = "N", type = "integer", help = "compute threads (default: all processors)" },
+        { "threads", short = "t", arg = "N", type = "integer", range = { 0, 256 },
+            help = "compute threads (default: all processors)" },
         { "compute", arg = "MODE", help = "fast, bf16, f32, ...: see llmrun run --help" },
         { "device", arg = "NAME", help = "cpu, cuda:N or auto: a GPU if one can be used, else the CPU [auto]" },
     },
@@ -157,6 +168,17 @@ local function api_keys(o)
     return keys
 end
 
+--- What would fail once the models are loaded, which may take minutes, fails now: an address that is not to be had, a
+--- policy that does not load.
+local function look_ahead(o)
+    local listener, why = core.http_new { host = o.host, port = o.port }
+    if not listener then args.fail(why) end
+    listener:close()
+    if not o.policy or o.policy == "default" then return end
+    local policy, err = require("llmrun.policy").load(common.policy_of(o.policy))
+    if not policy then args.fail(("--policy %s: %s"):format(o.policy, err)) end
+end
+
 local function use_policy(model, what)
     if not what then return end
     local name, own = common.policy_of(what)
@@ -180,10 +202,10 @@ local function page_of(o)
     return o.open_page and "open" or true
 end
 
---- The console for llmrun attach: where the flag says, else in the user's own folder if there is one.
+--- The console for llmrun attach: where the flag says, else in the user's own folder, if that can be.
 local function open_console(o, models, server)
     local attach = require "llmrun.attach"
-    if o.no_attach or not (o.attach_socket or attach.folder()) then return nil end
+    if o.no_attach then return nil end
     local ok, console = pcall(attach.listen, { models = models, path = o.attach_socket, server = server })
     if ok then return console end
     if o.attach_socket then error(console, 0) end
@@ -192,6 +214,8 @@ end
 
 function M.run(o)
     common.record(o)
+    local scripts = scripts_of(o)
+    look_ahead(o)
     local routes = M.load_routes(o.routes)
     local list, aliases = load_models(o)
     local models, names = {}, {}
@@ -207,7 +231,7 @@ function M.run(o)
         host = o.host, port = o.port, models = models, model_names = names, routes = routes, api_keys = api_keys(o),
         openai = { names = aliases, max_queue = o.max_queue }, page = page_of(o), cors = o.cors,
         hosts = o.allowed_host, max_body = o.max_body, request_timeout = o.request_timeout,
-        drain_timeout = o.drain_timeout, scripts = scripts_of(o),
+        drain_timeout = o.drain_timeout, scripts = scripts,
         on_ready = function(server)
             console = open_console(o, models, server)
             local shown = {}
