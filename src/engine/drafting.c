@@ -169,7 +169,7 @@ static void run_draft(lr_engine *e)
     const int *pass_rows;
     const double *pass_time;
     for (int i = 0, k = lr_draft_passes(st->draft, &pass_rows, &pass_time); i < k; i++)
-        lr_pace_saw_pass(&st->pace, m, pass_rows[i], pass_time[i]);
+        lr_pace_saw_pass(&st->pace, m, pass_rows[i], n, pass_time[i]);
     close_jobs(e, n, lr_engine__now(e) - t, rc != 0);
 }
 
@@ -207,7 +207,7 @@ static bool exit_pass(lr_engine *e, const struct lr_spec_exit *x, int n, int pla
     if (b.n_seqs == 0) return false;
     double t = lr_engine__now(e);
     if ((*rc = lr_part_run(x->part, &b, &err))) return false;
-    lr_pace_saw_pass(&st->pace, LR_SPEC_EXIT, b.n_rows, lr_engine__now(e) - t);
+    lr_pace_saw_pass(&st->pace, LR_SPEC_EXIT, b.n_rows, b.n_rows, lr_engine__now(e) - t);
     for (int i = 0; i < b.n_seqs; i++) {
         lr_draft_job *j = &st->jobs[at[i]];
         int32_t id;
@@ -275,7 +275,7 @@ static void run_heads(lr_engine *e)
         if (failed)
             e->metrics.spec_failed++;
         else
-            lr_pace_saw_pass(&st->pace, LR_SPEC_HEADS, n, seconds);
+            lr_pace_saw_pass(&st->pace, LR_SPEC_HEADS, n, n, seconds);
         for (int i = 0; i < n; i++) {
             struct lr_spec_item *it = &st->items[at[i]];
             it->r->info.spec.draft_time += seconds / n;

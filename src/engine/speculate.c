@@ -77,6 +77,8 @@ static int find_exit(lr_engine *e, int layers, int *exit, lr_error *err)
 /* What the engine has goes for the draft where its own is not said. */
 static void fill_draft(const lr_engine *e, lr_draft_config *c)
 {
+    c->now = e->cfg.now;
+    c->now_user = e->cfg.now_user;
     if (c->block_size == 0) c->block_size = e->cfg.block_size;
     if (c->kv_type == 0) c->kv_type = e->cfg.kv_type;
     if (c->max_rows == 0) c->max_rows = e->cfg.max_batch_tokens > 64 ? e->cfg.max_batch_tokens : 64;
@@ -508,6 +510,8 @@ void lr_spec__plan(lr_engine *e)
     if (!st) return;
     double t = lr_engine__now(e);
     st->n_items = st->generating = 0;
+    st->may = false;
+    st->draft_time = 0;
     for (int l = 0; l < 2; l++)
         for (int i = 0; i < lists[l]->n; i++) {
             lr_request *r = lists[l]->at[i];
@@ -517,8 +521,11 @@ void lr_spec__plan(lr_engine *e)
     for (int l = 0; l < 2; l++)
         for (int i = 0; i < lists[l]->n; i++) {
             lr_request *r = lists[l]->at[i];
-            if (r->spec && wants(r) && st->n_items < e->cfg.max_seqs) consider(e, r);
+            if (!r->spec || !wants(r) || st->n_items == e->cfg.max_seqs) continue;
+            st->may = true;
+            consider(e, r);
         }
+    for (int i = 0; i < st->n_items; i++) st->may = st->may && !st->items[i].fixed;
     if (st->n_items == 0 && !st->eagle) return;
     choose(e);
     lr_spec__run_models(e);
@@ -555,6 +562,7 @@ void lr_spec__verified(lr_request *r, int node, bool open)
     if (wrong && sides) lr_pace_learn_side(&e->spec->pace, &s->odds, s->method, left);
     r->info.spec.accepted += (uint64_t)right;
     e->metrics.spec_accepted += (uint64_t)right;
+    e->spec->made.more += right;
     for (int i = 0; i < right; i++) {
         int at = i < LR_SPEC_POSITIONS ? i : LR_SPEC_POSITIONS - 1;
         r->info.spec.accepted_at[at]++;
@@ -574,13 +582,24 @@ void lr_spec__drawn(lr_request *r, int node)
     s->hidden_at = r->info.seq->kv.computed;
 }
 
+void lr_spec__settle(lr_engine *e)
+{
+    if (e->spec && e->spec->made.rows) lr_pace_settle(&e->spec->pace, &e->spec->made);
+    if (e->spec) e->spec->made.rows = 0;
+}
+
 void lr_spec__saw_forward(lr_engine *e, const lr_batch *b, double seconds)
 {
     struct lr_spec_state *st = e->spec;
     lr_request *owner = NULL;
     int drafts = 0;
     if (!st) return;
-    if (b->n_rows == b->n_out) lr_pace_saw_step(&st->pace, b->n_rows, seconds);
+    st->made = (lr_pace_step){.rows = b->n_rows,
+                              .pure = b->n_rows == b->n_out,
+                              .generating = st->generating,
+                              .open = st->may,
+                              .seconds = seconds,
+                              .drafting = st->draft_time};
     for (int i = 0; i < b->n_seqs; i++) {
         lr_request *r = e->batch_req[i];
         if (r) owner = r; /* else a branch of the one before */
@@ -588,6 +607,7 @@ void lr_spec__saw_forward(lr_engine *e, const lr_batch *b, double seconds)
         if (k) owner->info.spec.verify_time += seconds * b->seqs[i].n / b->n_rows;
         drafts += k;
     }
+    st->made.drafts = drafts;
     if (drafts == 0) return;
     lr_hist__add_T(&e->metrics.spec_draft, st->draft_time);
     lr_hist__add_T(&e->metrics.spec_verify, seconds);

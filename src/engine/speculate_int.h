@@ -73,6 +73,8 @@ struct lr_spec_state {
     int n_items;
     int generating; /* requests that will have a token, those with drafts included */
     double draft_time;
+    bool may;          /* somebody could have a draft, and nobody asked for a number of tokens */
+    lr_pace_step made; /* the step, as it goes */
     /* of the step's branches */
     lr_kv_table **tables; /* (cap_tables) NULL = not made yet; n_tables in use */
     int n_tables, cap_tables;
@@ -130,5 +132,7 @@ void lr_spec__feed(lr_engine *, const lr_batch *);
 void lr_spec__feed_path(lr_request *, int node);
 /* The forward pass of the step took so long. */
 void lr_spec__saw_forward(lr_engine *, const lr_batch *, double seconds);
+/* Its results were taken. */
+void lr_spec__settle(lr_engine *);
 
 #endif

@@ -1,88 +1,32 @@
 /* pace.c - how many drafts pay: see spec.h.
  *
- * A step of n rows takes T(n), a draft pass over b sequences D(b): both are measured, as moving averages for each
- * number of rows, and interpolated. A token at place j of a draft is taken with probability a^j, where a is what the
- * request's own drafts of that kind have shown. For a bar h, each request gets the places whose probability is at
- * least h; the bar for which
+ * A step of n rows takes T(n), a draft pass over b sequences D(b): both are measured (account.c), and interpolated. A
+ * token at place j of a draft is taken with probability a^j, where a is what the request's own drafts of that kind have
+ * shown. For a bar h, each request gets the places whose probability is at least h; the bar for which
  *
  *     (tokens expected) / (T(rows + drafts) + draft passes + rows to catch up with, spread over what may come)
  *
  * is largest wins, no drafts at all among them. A draft model says how sure it is: its drafts go on as long as the
  * chance of the whole is worth a pass and a row at that rate. As the sum over all requests is what counts, a full
  * batch, whose rows are no longer free, gets fewer drafts or none. What is not tried is not measured: a request without
- * drafts gets one token now and then, more seldom each time that it does not pay.
+ * drafts gets one token now and then, more seldom each time that it does not pay, if it could pay were it always right,
+ * and if the account has what that costs.
  */
-#include "spec/spec.h"
+#include "spec/pace_int.h"
+#include <math.h>
 
-enum { WAIT_FIRST = 16, WAIT_MODEL = 24, WAIT_MOST = 4096, STALE = 4096 };
+enum { WAIT_FIRST = 16, WAIT_MODEL = 24, WAIT_MOST = 4096, BEHIND = 8, TRIES = 3, LASTING = 8, SURE = 50 };
 
 static const double PRIOR[LR_SPEC_METHODS][LR_PACE_CLASSES] = {{0, 0, 0},          {0.4, 0.6, 0.8}, {0.4, 0.6, 0.8},
                                                                {0.85, 0.85, 0.85}, {0.7, 0.7, 0.7}, {0.6, 0.6, 0.6},
                                                                {0.5, 0.5, 0.5},    {0.6, 0.6, 0.6}};
 #define PRIOR_WEIGHT 12.0
 #define PRIOR_SIDE   0.3
-
-/* ---- time ---- */
-
-/* The first time of a number of rows is often slow (memory is touched, something else runs), and what seems slow is not
- * tried again: one measurement is none, and an old one neither. */
-static void saw(lr_pace *pace, struct lr_pace_time *table, int rows, double t)
-{
-    if (rows < 1 || rows > LR_PACE_ROWS || !(t > 0)) return;
-    struct lr_pace_time *p = &table[rows];
-    p->at = ++pace->now;
-    p->n++;
-    if (p->n == 1 || (p->n == 2 && t < p->t)) {
-        p->t = t;
-        return;
-    }
-    if (t > 2 * p->t) t = 2 * p->t;
-    if (p->n > 2) p->t += (t - p->t) / (p->n < 8 ? p->n : 8);
-}
-
-void lr_pace_saw_step(lr_pace *p, int rows, double t) { saw(p, p->step, rows, t); }
-void lr_pace_saw_pass(lr_pace *p, lr_spec_method m, int rows, double t) { saw(p, p->pass[m], rows, t); }
-
-static bool known(const struct lr_pace_time *p, uint32_t now, uint32_t least)
-{
-    return p->n >= least && now - p->at < STALE;
-}
-
-/* Between two known numbers of rows a line; beyond the last a slope: small while a few rows share the reading of the
- * weights, most of the whole when there are many. */
-static double interpolate(const struct lr_pace_time *table, uint32_t now, int rows, uint32_t least)
-{
-    int lo = rows, hi = rows;
-    while (lo > 0 && !known(&table[lo], now, least)) lo--;
-    while (hi <= LR_PACE_ROWS && !known(&table[hi], now, least)) hi++;
-    if (lo == 0 && hi > LR_PACE_ROWS) return 0;
-    if (lo == hi) return table[lo].t;
-    if (lo == 0) return table[hi].t * (0.75 + 0.25 * rows / hi);
-    if (hi > LR_PACE_ROWS) return table[lo].t * (1 + (rows - lo) * (lo < 6 ? 0.08 : 0.7 / lo));
-    return table[lo].t + (table[hi].t - table[lo].t) * (rows - lo) / (hi - lo);
-}
-
-static double time_of(const struct lr_pace_time *table, uint32_t now, int rows)
-{
-    if (rows < 1) return 0;
-    if (rows > LR_PACE_ROWS) rows = LR_PACE_ROWS;
-    double t = interpolate(table, now, rows, 2);
-    return t > 0 ? t : interpolate(table, now, rows, 1);
-}
-
-double lr_pace_step_time(const lr_pace *p, int rows) { return time_of(p->step, p->now, rows); }
-
-/* A pass before one was seen, as a part of a step. */
-static double first_guess(lr_spec_method m)
-{
-    return m == LR_SPEC_DRAFT ? 0.35 : m == LR_SPEC_HEADS || m == LR_SPEC_EAGLE ? 0.2 : 0.5;
-}
-
-double lr_pace_pass_time(const lr_pace *p, lr_spec_method m, int rows)
-{
-    double t = time_of(p->pass[m], p->now, rows);
-    return t > 0 ? t : first_guess(m) * time_of(p->step, p->now, rows);
-}
+/* What a plain step's rate must be exceeded by: to begin with drafts, to go on with them. */
+#define BEGIN 1.05
+#define GO_ON 1.02
+#define DARED 0.7  /* of what drafts are known to take, where that is doubted */
+#define HOPED 0.02 /* of a step: a row, as long as nothing is known */
 
 /* ---- chances ---- */
 
@@ -165,15 +109,34 @@ static int places(const lr_pace_item *it, double a, double h, double *sum)
     return k;
 }
 
-/* Tokens a second with the bar at h, -1 if that takes more than `room` rows. */
-static double rate(const lr_pace *p, const lr_pace_item *items, const double *a, int n, int rows, int others, int room,
-                   double h)
+/* What is being chosen. */
+typedef struct choice {
+    const lr_pace *p;
+    const lr_pace_item *items;
+    const double *a; /* chance of a token of each */
+    int n, rows, others, room;
+    double one; /* seconds of a plain step of these requests */
+    bool hope;  /* rows that were never seen are thought to cost next to nothing, and the others less */
+} choice;
+
+static double step_time(const choice *c, int drafts)
 {
+    double t = lr_pace__drafted_time(c->p, c->rows + drafts), base = lr_pace_step_time(c->p, c->rows);
+    if (c->hope && !lr_pace__has_seen(c->p, c->rows + drafts)) t = fmin(t, base * (1 + HOPED * drafts));
+    return t;
+}
+
+/* Tokens a second with the bar at h, -1 if that takes more than `room` rows. */
+static double rate(const choice *c, double h)
+{
+    const lr_pace *p = c->p;
+    const lr_pace_item *items = c->items;
+    int n = c->n;
     int drafts = 0, depth[LR_SPEC_METHODS][LR_SPEC_MAX + 1] = {0};
-    double tokens = others + n, cost, sum;
+    double tokens = c->others + n, cost, sum;
     double extra = 0;
     for (int i = 0; i < n; i++) {
-        int k = places(&items[i], a[i], h, &sum);
+        int k = places(&items[i], c->a[i], h, &sum);
         tokens += sum;
         drafts += k;
         lr_spec_method m = items[i].method;
@@ -182,60 +145,165 @@ static double rate(const lr_pace *p, const lr_pace_item *items, const double *a,
         for (int j = 0; j < k; j++) depth[m][j]++;
         if (items[i].behind > 2) {
             int spread = items[i].remaining < 128 ? items[i].remaining : 128;
-            double row = lr_pace_pass_time(p, m, LR_PACE_ROWS) / LR_PACE_ROWS;
-            extra += row * items[i].behind / (spread < 1 ? 1 : spread) * (1 + sum);
+            extra += lr_pace__row_time(p, m) * items[i].behind / (spread < 1 ? 1 : spread) * (1 + sum);
         }
     }
-    if (drafts > room) return -1;
-    cost = lr_pace_step_time(p, rows + drafts) + extra;
+    if (drafts > c->room) return -1;
+    cost = drafts ? step_time(c, drafts) + extra : lr_pace_step_time(p, c->rows);
     for (int m = 0; m < LR_SPEC_METHODS; m++)
         for (int j = 0; j < LR_SPEC_MAX && depth[m][j]; j++) cost += lr_pace_pass_time(p, m, depth[m][j]);
+    if (drafts) cost *= c->hope ? DARED : lr_pace__dearer(p);
     return cost > 0 ? tokens / cost : tokens / (1 + 0.1 * drafts);
 }
 
 /* What one more token of a draft model costs: its part of a pass of n, and a row of the step. */
 static double marginal(const lr_pace *p, lr_spec_method m, int rows, int n)
 {
-    double row = (lr_pace_step_time(p, rows + 4) - lr_pace_step_time(p, rows)) / 4;
+    double row = (lr_pace__drafted_time(p, rows + 4) - lr_pace_step_time(p, rows)) / 4;
     return (m == LR_SPEC_HEADS ? 0 : lr_pace_pass_time(p, m, n) / n) + (row > 0 ? row : 0);
 }
 
-/* One that has had no draft for long gets one token, so that its chance is known. */
-static void probe(lr_pace_item *it, int n)
+/* The bar at which the tokens a second are most, 2 if none beats *best, which becomes that rate. */
+static double best_bar(const choice *c, double *best)
+{
+    static const double bars[] = {0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05};
+    double h = 2;
+    for (size_t b = 0; b < sizeof bars / sizeof *bars; b++) {
+        double v = rate(c, bars[b]);
+        if (v < 0) break;
+        if (v <= *best) continue;
+        *best = v;
+        h = bars[b];
+    }
+    return h;
+}
+
+/* Whether drafts of one item would pay if they were always right, for all that is known. */
+static bool could_pay(const choice *all, const lr_pace_item *it)
+{
+    double sure = 0.97, best;
+    choice c = *all;
+    c.items = it;
+    c.a = &sure;
+    c.others += c.n - 1;
+    c.n = 1;
+    c.hope = true;
+    best = rate(&c, 2);
+    return best_bar(&c, &best) < 2;
+}
+
+/* One that has had no draft for long gets one token, so that its chance is known. What that costs in plain steps is
+ * taken from *credit. */
+static void probe(const choice *c, lr_pace_item *it, double reserve, double *credit)
 {
     lr_pace_odds *o = it->odds;
-    uint32_t first = lr_spec_has_passes(it->method) || it->method == LR_SPEC_HEADS ? WAIT_MODEL : WAIT_FIRST;
+    bool model = lr_spec_has_passes(it->method) || it->method == LR_SPEC_HEADS;
+    uint32_t first = model ? WAIT_MODEL : WAIT_FIRST;
     if (it->k > 0) {
         o->idle = o->wait = 0;
         return;
     }
     if (o->wait < first) o->wait = first;
-    if (++o->idle < o->wait * (uint32_t)n) return;
+    if (++o->idle < o->wait * (uint32_t)c->n) return;
+    double one = c->one, cost = lr_pace__drafted_time(c->p, c->rows + 1) - lr_pace_step_time(c->p, c->rows);
+    if (model) cost += lr_pace_pass_time(c->p, it->method, 1) + it->behind * lr_pace__row_time(c->p, it->method);
+    if (one > 0 && cost > (*credit - reserve) * one) return;
     o->idle = 0;
     if (o->wait < WAIT_MOST) o->wait *= 2;
+    if (one > 0 && !could_pay(c, it)) return;
+    if (one > 0) *credit -= cost / one;
     it->k = it->most > 1 ? 1 : it->most;
 }
 
-void lr_pace_choose(const lr_pace *p, lr_pace_item *items, int n, int rows, int others, int room)
+/* If the account is well filled, what does not seem to pay is tried again after a while, for some steps: times may be
+ * known wrongly, or not at all. */
+static double explore(choice *c, struct lr_pace_account *account, double *best)
 {
-    static const double bars[] = {0.95, 0.9, 0.85, 0.8, 0.75, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2, 0.1, 0.05};
-    double a[LR_PACE_ROWS], sum, h = 2;
+    double h;
+    if (account->trying == 0) {
+        if (account->credit < account->most / 4 || c->p->now - account->explored < account->wait) return 2;
+        account->explored = c->p->now;
+        account->wait = account->wait < WAIT_FIRST  ? WAIT_FIRST
+                        : account->wait < WAIT_MOST ? account->wait * 2
+                                                    : WAIT_MOST;
+        account->trying = TRIES;
+    }
+    account->trying--;
+    c->hope = true;
+    h = best_bar(c, best);
+    c->hope = false;
+    return h;
+}
+
+/* The longest drafts that would cost so many plain steps at most if none of them were right, and one at least. */
+static int affordable(const choice *c, double most)
+{
+    double passes = 0, plain = lr_pace_step_time(c->p, c->rows);
+    int k = 0;
+    while (k < LR_SPEC_MAX) {
+        double step = lr_pace__worst_time(c->p, c->rows + c->n * (k + 1)) - plain, pass = 0;
+        for (int m = 0; m < LR_SPEC_METHODS; m++) {
+            int n = 0;
+            for (int i = 0; i < c->n; i++) n += (int)c->items[i].method == m && c->items[i].most > k;
+            if (n && (lr_spec_has_passes(m) || (m == LR_SPEC_HEADS && k == 0))) pass += lr_pace_pass_time(c->p, m, n);
+        }
+        passes += pass;
+        if (k > 0 && (step + passes) * lr_pace__dearer(c->p) > most * c->one) break;
+        k++;
+    }
+    return k;
+}
+
+/* What drafts must catch up with first, as far as that can be paid: the others have none. Half of what an account holds
+ * is lent where it is known how often drafts of that kind are right. */
+static void pay_ahead(const choice *c, double *a, const struct lr_pace_account *account)
+{
+    double most = account->credit > 0 ? account->credit + account->saved : 0;
+    bool lends = account->credit > 0;
+    for (int i = 0; i < c->n; i++) {
+        const lr_pace_item *it = &c->items[i];
+        if (it->behind <= BEHIND) continue;
+        double t = lr_pace__row_time(c->p, it->method) * it->behind / c->one;
+        bool sure = c->p->all.at[it->method][class_of(it->match)].tried >= SURE;
+        if (t > most + (lends && sure ? account->most / 2 : 0))
+            a[i] = 0;
+        else
+            most -= t;
+    }
+}
+
+void lr_pace_choose(lr_pace *p, lr_pace_item *items, int n, int rows, int others, int room)
+{
+    double a[LR_PACE_ROWS], sum, h = 2, best, credit;
+    int models[LR_SPEC_METHODS] = {0};
     if (n > LR_PACE_ROWS) n = LR_PACE_ROWS;
+    struct lr_pace_account *account = lr_pace__account(p, n + others);
+    choice c = {.p = p, .items = items, .a = a, .n = n, .rows = rows, .others = others, .room = room};
+    c.one = lr_pace_step_time(p, n + others);
+    if (lr_pace_step_time(p, rows) <= 0) {
+        for (int i = 0; i < n; i++) items[i].k = 0;
+        return;
+    }
+    credit = account->credit;
     for (int i = 0; i < n; i++) {
         a[i] = lr_pace_odds_of(p, items[i].odds, items[i].method, items[i].match);
         if (a[i] > 0.99) a[i] = 0.99;
         items[i].k = 0;
+        models[items[i].method]++;
     }
-    double best = rate(p, items, a, n, rows, others, room, h) * 1.02;
-    for (size_t b = 0; b < sizeof bars / sizeof *bars; b++) {
-        double v = rate(p, items, a, n, rows, others, room, bars[b]);
-        if (v < 0) break;
-        if (v <= best) continue;
-        best = v;
-        h = bars[b];
+    pay_ahead(&c, a, account);
+    int most = affordable(&c, credit + account->lent);
+    for (int i = 0; i < n; i++)
+        if (items[i].most > most) items[i].most = most;
+    best = rate(&c, h) * (account->drafting ? GO_ON : BEGIN);
+    if (credit + account->lent > 0) h = best_bar(&c, &best);
+    if (h < 2 && ++account->lasted > LASTING) account->wait = 0;
+    if (h == 2) {
+        account->lasted = 0;
+        h = explore(&c, account, &best);
     }
-    int models[LR_SPEC_METHODS] = {0};
-    for (int i = 0; i < n; i++) models[items[i].method]++;
+    account->drafting = h < 2;
+    if (rows == n + others && lr_pace__wants_plain(p, rows, h < 2)) return;
     for (int i = 0; i < n; i++) {
         items[i].k = places(&items[i], a[i], h, &sum);
         items[i].bar = 0;
@@ -244,6 +312,6 @@ void lr_pace_choose(const lr_pace *p, lr_pace_item *items, int n, int rows, int 
             items[i].k = items[i].most; /* it knows how sure it is, token by token */
             items[i].bar = marginal(p, items[i].method, rows + n, models[items[i].method]) * best;
         }
-        if (room > 0) probe(&items[i], n);
+        if (room > 0) probe(&c, &items[i], account->most / 6, &credit);
     }
 }

@@ -130,6 +130,8 @@ typedef struct lr_draft_config {
     int context;                        /* longest sequence; 0 = the model's */
     int common;                         /* ids that may be drafted, of lr_spec_check_vocab */
     bool features;                      /* rows need the target's features as well (model/eagle.h) */
+    double (*now)(void *user);          /* clock in seconds; NULL = monotonic time */
+    void *now_user;
 } lr_draft_config;
 
 /* Takes the model over when it succeeds. */
@@ -179,7 +181,9 @@ int lr_draft_check(const lr_draft *, lr_error *err);
 
 /* ---- how many pay ---- */
 
-#define LR_PACE_ROWS 128 /* steps of more rows are not told apart */
+#define LR_PACE_ROWS  128 /* steps of more rows are not told apart */
+#define LR_PACE_LAST  16  /* times that are kept */
+#define LR_PACE_SIZES 8   /* of batches: 1, 2 or 3, 4 to 7 ... */
 
 /* What is known of drafts: how many of the tokens looked at were right, by method and by how long the match was. */
 #define LR_PACE_CLASSES 3
@@ -191,15 +195,49 @@ typedef struct lr_pace_odds {
     uint32_t wait; /* steps until one is tried although it does not seem to pay */
 } lr_pace_odds;
 
-/* Times by number of rows, and the odds of all requests: those of a new one, until it has its own. */
+/* Times by number of rows, the odds of all requests (those of a new one, until it has its own), and what drafts have
+ * gained or cost (account.c). All zero to begin with. */
 typedef struct lr_pace {
     struct lr_pace_time {
-        double t;       /* seconds, a moving average; 0 = not seen */
-        uint32_t n, at; /* how often seen, and when last */
-    } step[LR_PACE_ROWS + 1], pass[LR_SPEC_METHODS][LR_PACE_ROWS + 1];
-    uint32_t now; /* times seen in all */
+        double t;                 /* seconds, as if nothing had disturbed them; 0 = not seen */
+        float last[LR_PACE_LAST]; /* a ring of them */
+        uint32_t n, at;           /* how often seen, and at which step last */
+    } step[LR_PACE_ROWS + 1], drafted[LR_PACE_ROWS + 1], mixed[LR_PACE_ROWS + 1];
+    struct lr_pace_time pass[LR_SPEC_METHODS][LR_PACE_ROWS + 1];
+    uint32_t now; /* steps seen in all */
     lr_pace_odds all;
+    /* in account.c */
+    double dearer; /* drafts take exp(dearer) times what is known of them, next to plain steps */
+    struct lr_pace_seen {
+        double by; /* what it took, as a part of what was thought */
+        uint32_t at;
+    } seen[2];      /* the last step without drafts, and with */
+    double pair[3]; /* what the last pairs of such steps said */
+    uint32_t n_pairs;
+    int n_odd; /* steps with drafts in a row that took more, or all less, than was thought */
+    bool odd_more;
+    int due;                  /* steps to be made without drafts, to be measured */
+    uint32_t plain_at, every; /* the last one, and how often there is to be one while drafts pay */
+    /* passes since the last step: seconds that are usual, as measured, of rows to catch up; those of known times */
+    double made, ran, caught_up, sure_made, sure_ran;
+    struct lr_pace_account {
+        double credit, lent, saved, most; /* in plain steps */
+        bool open, drafting;
+        uint32_t explored, wait; /* when what does not seem to pay was last tried, and until it is again */
+        int trying, lasted;      /* steps that it is still tried; steps that it has paid */
+    } account[LR_PACE_SIZES];
 } lr_pace;
+
+/* A step that was made. */
+typedef struct lr_pace_step {
+    int rows, drafts; /* rows of the batch; those of drafts among them */
+    int generating;   /* requests that had a token */
+    int more;         /* tokens taken of drafts */
+    bool pure;        /* each row had logits */
+    bool open;        /* drafts could be made, and none was asked for by number */
+    double seconds;   /* of the forward pass */
+    double drafting;  /* of making drafts */
+} lr_pace_step;
 
 /* A request that could have drafts in this step. */
 typedef struct lr_pace_item {
@@ -214,8 +252,12 @@ typedef struct lr_pace_item {
     double least;  /* result: the chance that a token must have to pay */
 } lr_pace_item;
 
+/* A step without drafts, where there are never any. */
 void lr_pace_saw_step(lr_pace *, int rows, double seconds);
-void lr_pace_saw_pass(lr_pace *, lr_spec_method, int rows, double seconds);
+/* A pass of `rows` rows for the drafts of so many requests; the others are what had to be caught up with. */
+void lr_pace_saw_pass(lr_pace *, lr_spec_method, int rows, int drafts, double seconds);
+/* A step has been made, after its passes. */
+void lr_pace_settle(lr_pace *, const lr_pace_step *);
 /* Seconds that a step, or a draft pass, of so many rows is expected to take; 0 if nothing is known yet. */
 double lr_pace_step_time(const lr_pace *, int rows);
 double lr_pace_pass_time(const lr_pace *, lr_spec_method, int rows);
@@ -229,7 +271,7 @@ void lr_pace_learn_side(lr_pace *, lr_pace_odds *, lr_spec_method, bool right);
  * pays. */
 void lr_pace_cut(const lr_pace *, const lr_pace_item *, int k, lr_spec_tree *);
 /* Chooses k of each item such that the tokens per second of all are most, for a step of `rows` rows and `others`
- * requests without drafts besides; at most `room` draft rows in all. */
-void lr_pace_choose(const lr_pace *, lr_pace_item *items, int n, int rows, int others, int room);
+ * requests without drafts besides; at most `room` draft rows in all. What that may lose is bounded: see account.c. */
+void lr_pace_choose(lr_pace *, lr_pace_item *items, int n, int rows, int others, int room);
 
 #endif
