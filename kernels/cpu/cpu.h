@@ -59,6 +59,9 @@ typedef struct lr_gemm_w {
     bool packed;
     size_t strip_bytes; /* packed: bytes of a strip; else bytes of a row */
     const void *data;
+    /* few rows: what the thread will read after the strips asked for, so that it is on its way by then; or NULL */
+    const struct lr_gemm_w *then;
+    int then_strip;
 } lr_gemm_w;
 
 /* One query row tile of one sequence against its paged keys and values, for the heads of one KV head. */

@@ -11,13 +11,10 @@ enum { SIDE = 4 }; /* rows whose products run side by side */
 
 /* ---- few rows ---- */
 
-INLINE void few(const lr_form f, const bool fine, const int nr, const lr_strip *st, const lr_qact *qa, size_t row,
-                float *y, size_t ldy, __mmask16 mask)
+INLINE void few(const lr_form f, const bool fine, const int nr, const lr_strip *st, lr_ahead *a, const lr_qact *qa,
+                size_t row, float *y, size_t ldy, __mmask16 mask)
 {
     const int blocks = qa->k / 32;
-    /* all parts of the strip, evenly: a block's scales lie far from its values */
-    const uint8_t *ahead = st->q + FEW_AHEAD;
-    const size_t step = form_bytes(f);
     const row_bases x = bases_of(qa, row);
     __m512 acc[FEW];
     rows512 ri;
@@ -29,7 +26,7 @@ INLINE void few(const lr_form f, const bool fine, const int nr, const lr_strip *
         for (int b = 0; b < nb; b++) {
             const size_t at = (size_t)(c + b);
             const uint8_t *q = st->q + at * (size_t)f.main * 64, *h = st->h + at * (size_t)f.extra * 64;
-            for (size_t i = 0; i < step; i += 64) _mm_prefetch(ahead + at * step + i, _MM_HINT_T1);
+            if (a) lr_ahead_step(f, a);
             __m512i w[8];
             unpack512(f, q, h, w);
             const scales512 s = scales_of(f, st, at);
@@ -77,15 +74,16 @@ INLINE void few(const lr_form f, const bool fine, const int nr, const lr_strip *
 }
 
 /* One function a type and number of rows. */
-typedef void few512(const lr_strip *st, const lr_qact *qa, size_t row, float *y, size_t ldy, __mmask16 mask);
+typedef void few512(const lr_strip *st, lr_ahead *a, const lr_qact *qa, size_t row, float *y, size_t ldy,
+                    __mmask16 mask);
 #define FEW_ROWS(type, nr, ...)                                                                                        \
-    static __attribute__((noinline)) void few##nr##_##type(const lr_strip *st, const lr_qact *qa, size_t row,          \
-                                                           float *y, size_t ldy, __mmask16 mask)                       \
+    static __attribute__((noinline)) void few##nr##_##type(const lr_strip *st, lr_ahead *a, const lr_qact *qa,         \
+                                                           size_t row, float *y, size_t ldy, __mmask16 mask)           \
     {                                                                                                                  \
         if (qa->fine)                                                                                                  \
-            few(LR_FORM(__VA_ARGS__), true, nr, st, qa, row, y + row * ldy, ldy, mask);                                \
+            few(LR_FORM(__VA_ARGS__), true, nr, st, a, qa, row, y + row * ldy, ldy, mask);                             \
         else                                                                                                           \
-            few(LR_FORM(__VA_ARGS__), false, nr, st, qa, row, y + row * ldy, ldy, mask);                               \
+            few(LR_FORM(__VA_ARGS__), false, nr, st, a, qa, row, y + row * ldy, ldy, mask);                            \
     }
 #define X(type, ...)                                                                                                   \
     FEW_ROWS(type, 1, __VA_ARGS__)                                                                                     \
@@ -113,11 +111,13 @@ static const struct {
 void lr_gemm_few_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
 {
     const lr_parts parts = lr_form_parts(lr_form_of(w->type), w->k);
+    lr_ahead a;
+    lr_ahead_begin(&a, w, s0, s1);
     for (int s = s0; s < s1; s++) {
         const lr_strip st = lr_strip_at(&parts, w, s);
         for (int r = 0, n; r < m; r += n) {
             n = m - r == FEW ? FEW : m - r < 4 ? m - r : 4;
-            types[w->type].few[n](&st, qa, (size_t)r, y + 16 * (size_t)s, ldy, strip_mask(w, s));
+            types[w->type].few[n](&st, r ? NULL : &a, qa, (size_t)r, y + 16 * (size_t)s, ldy, strip_mask(w, s));
         }
     }
 }

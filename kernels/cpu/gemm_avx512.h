@@ -4,6 +4,7 @@
  */
 #ifndef LR_KERNELS_CPU_GEMM_AVX512_H
 #define LR_KERNELS_CPU_GEMM_AVX512_H
+#include "cpu/ahead.h"
 #include "cpu/gemm.h"
 #include <immintrin.h>
 
@@ -136,16 +137,6 @@ INLINE void rows_prepare(const lr_form f, const int zero, const int nr, const lr
         _mm512_storeu_si512(o->init[r][0], _mm512_madd_epi16(pair, low));
         if (f.sub == 16) _mm512_storeu_si512(o->init[r][1], _mm512_madd_epi16(pair, _mm512_set1_epi32(-zero * 65536)));
     }
-}
-
-enum { FEW_AHEAD = 32768 }; /* bytes of packed weights to prefetch ahead */
-
-/* Bytes of a block of a strip, with its share of the scales, rounded down. */
-INLINE size_t form_bytes(const lr_form f)
-{
-    const size_t values = (size_t)(f.main + f.extra) * 64, scale = f.e8m0 ? 16 : f.min ? 64 : 32;
-    const size_t sub = f.super ? (size_t)(32 / f.sub) * 16 + (f.min && f.sub == 32 ? 16 : 0) : 0;
-    return values + sub + scale / (f.super ? 8 : 1);
 }
 
 INLINE __mmask16 strip_mask(const lr_gemm_w *w, int s)

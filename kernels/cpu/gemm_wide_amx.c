@@ -66,10 +66,12 @@ INLINE void take_apart(__m512i even, __m512i odd, uint8_t *a, uint8_t *b)
 /* Bytes of 16 features to lanes of 32 bits. */
 INLINE __m512i lanes_of(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 
+enum { PANEL_AHEAD = 32768 }; /* bytes of packed weights to prefetch ahead */
+
 INLINE void unpack_wide(const lr_form f, const lr_strip *st, size_t sb, wide_panel *o)
 {
-    const uint8_t *ahead = st->q + FEW_AHEAD;
-    const size_t step = form_bytes(f);
+    const uint8_t *ahead = st->q + PANEL_AHEAD;
+    const size_t step = lr_form_bytes(f);
     for (int i = 0; i < 8; i++) {
         const size_t at = 8 * sb + (size_t)i;
         __m512i w[8];

@@ -93,11 +93,10 @@ INLINE void add_block_wide(const lr_form f, const int nr, const __m512i w[8], co
     }
 }
 
-INLINE void few_wide(const lr_form f, const int nr, const lr_strip *st, const lr_qact *qa, size_t row, float *y,
-                     size_t ldy, __mmask16 mask)
+INLINE void few_wide(const lr_form f, const int nr, const lr_strip *st, lr_ahead *a, const lr_qact *qa, size_t row,
+                     float *y, size_t ldy, __mmask16 mask)
 {
-    const size_t supers = (size_t)qa->k / LR_WIDE, step = form_bytes(f);
-    const uint8_t *ahead = st->q + FEW_AHEAD;
+    const size_t supers = (size_t)qa->k / LR_WIDE;
     const row_bases x = bases_of(qa, row);
     __m512 acc[SIDE];
 #pragma GCC unroll 4
@@ -114,7 +113,7 @@ INLINE void few_wide(const lr_form f, const int nr, const lr_strip *st, const lr
         }
         for (int i = 0; i < 8; i++) {
             const size_t at = 8 * sb + (size_t)i;
-            for (size_t j = 0; j < step; j += 64) _mm_prefetch(ahead + at * step + j, _MM_HINT_T1);
+            if (a) lr_ahead_step(f, a);
             __m512i w[8];
             unpack512(f, st->q + at * (size_t)f.main * 64, st->h + at * (size_t)f.extra * 64, w);
             const sub_scales sc = sub_scales_of(f, st, at);
@@ -131,12 +130,13 @@ INLINE void few_wide(const lr_form f, const int nr, const lr_strip *st, const lr
     for (int r = 0; r < nr; r++) _mm512_mask_storeu_ps(y + (size_t)r * ldy, mask, acc[r]);
 }
 
-typedef void few512(const lr_strip *st, const lr_qact *qa, size_t row, float *y, size_t ldy, __mmask16 mask);
+typedef void few512(const lr_strip *st, lr_ahead *a, const lr_qact *qa, size_t row, float *y, size_t ldy,
+                    __mmask16 mask);
 #define FEW_ROWS(type, nr, ...)                                                                                        \
-    static __attribute__((noinline)) void few##nr##_##type(const lr_strip *st, const lr_qact *qa, size_t row,          \
-                                                           float *y, size_t ldy, __mmask16 mask)                       \
+    static __attribute__((noinline)) void few##nr##_##type(const lr_strip *st, lr_ahead *a, const lr_qact *qa,         \
+                                                           size_t row, float *y, size_t ldy, __mmask16 mask)           \
     {                                                                                                                  \
-        few_wide(LR_FORM(__VA_ARGS__), nr, st, qa, row, y + row * ldy, ldy, mask);                                     \
+        few_wide(LR_FORM(__VA_ARGS__), nr, st, a, qa, row, y + row * ldy, ldy, mask);                                  \
     }
 #define X(type, ...)                                                                                                   \
     FEW_ROWS(type, 1, __VA_ARGS__)                                                                                     \
@@ -155,11 +155,13 @@ static few512 *const few[LR_DTYPE_MAX][SIDE + 1] = {
 void lr_gemm_few_wide_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
 {
     const lr_parts parts = lr_form_parts(lr_form_of(w->type), w->k);
+    lr_ahead a;
+    lr_ahead_begin(&a, w, s0, s1);
     for (int s = s0; s < s1; s++) {
         const lr_strip st = lr_strip_at(&parts, w, s);
         for (int r = 0, n; r < m; r += n) {
             n = m - r < SIDE ? m - r : SIDE;
-            few[w->type][n](&st, qa, (size_t)r, y + 16 * (size_t)s, ldy, strip_mask(w, s));
+            few[w->type][n](&st, r ? NULL : &a, qa, (size_t)r, y + 16 * (size_t)s, ldy, strip_mask(w, s));
         }
     }
 }

@@ -84,8 +84,9 @@ typedef struct plan_op {
 } plan_op;
 
 typedef struct gemm_item {
-    int a, b; /* ops; b: the second product of a GLU pair, or -1 */
-    int glu;  /* GLU op, or -1 */
+    int a, b;        /* ops; b: the second product of a GLU pair, or -1 */
+    int glu;         /* GLU op, or -1 */
+    int first_block; /* of lr_plan.glu_done, if the GLU is quantized to 14 bits */
 } gemm_item;
 
 typedef enum stage_kind { STAGE_ROWS, STAGE_GEMM, STAGE_ATTN, STAGE_SORT, STAGE_COMM } stage_kind;
@@ -189,8 +190,9 @@ struct lr_plan {
     struct share {
         _Alignas(64) atomic_int next;
         int end;
-    } * shares;    /* (threads) of the tasks of a product with few rows */
-    char *scratch; /* attention scratch, one a thread */
+    } * shares;           /* (threads) of the units of a product with few rows */
+    atomic_int *glu_done; /* columns of each block of 14 bits that are there, or 0 */
+    char *scratch;        /* attention scratch, one a thread */
     size_t scratch_bytes;
 };
 

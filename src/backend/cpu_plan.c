@@ -401,7 +401,7 @@ static bool schedule_gemm(builder *b, bool narrow)
         plan_op *o = &p->ops[i];
         if (o->stage >= 0 || !is_product(o) || op_narrow(b, o) != narrow || !inputs_ready(b, o, now, false)) continue;
         o->lora = p->n_items - first;
-        p->items[p->n_items++] = (gemm_item){i, -1, -1};
+        p->items[p->n_items++] = (gemm_item){i, -1, -1, 0};
         mark(b, o, now);
     }
     if (p->n_items == first) return false;
@@ -585,6 +585,12 @@ static int alloc_run_state(lr_plan *p, lr_error *err)
     p->scratch = lr_alloc_aligned(p->scratch_bytes * (size_t)lr_pool_threads(p->be->pool));
     p->parts = lr_alloc_aligned(ATTN_PARTS * sizeof *p->parts);
     p->shares = lr_alloc_aligned((size_t)lr_pool_threads(p->be->pool) * sizeof *p->shares);
+    size_t blocks = 0;
+    for (int i = 0; i < p->n_items; i++) {
+        p->items[i].first_block = (int)blocks;
+        if (p->items[i].glu >= 0) blocks += (size_t)p->values[p->ops[p->items[i].glu].out].width / LR_WIDE;
+    }
+    p->glu_done = lr_calloc(blocks, sizeof *p->glu_done);
     p->row_pos = lr_calloc(rows, sizeof *p->row_pos);
     p->row_seq = lr_calloc(rows, sizeof *p->row_seq);
     p->row_echo = lr_calloc(rows, sizeof *p->row_echo);
@@ -594,8 +600,8 @@ static int alloc_run_state(lr_plan *p, lr_error *err)
     for (int i = 0; i < p->n_ops; i++)
         if (is_product(&p->ops[i]) && (size_t)p->ops[i].lora >= products) products = (size_t)p->ops[i].lora + 1;
     p->lora = lr_calloc(products * rows * LR_LORA_RANK_MAX, sizeof *p->lora); /* pages come with their use */
-    if (!p->scratch || !p->parts || !p->shares || !p->row_pos || !p->row_seq || !p->row_echo || !p->tiles ||
-        !p->gangs || !p->lora)
+    if (!p->scratch || !p->parts || !p->shares || !p->glu_done || !p->row_pos || !p->row_seq || !p->row_echo ||
+        !p->tiles || !p->gangs || !p->lora)
         return lr_fail(err, LR_ENOMEM, "no memory for the plan");
     return 0;
 }
@@ -723,6 +729,7 @@ void lr_cpu_plan_free(lr_backend *be, lr_plan *p)
     lr_free_aligned(p->scratch);
     lr_free_aligned(p->parts);
     lr_free_aligned(p->shares);
+    lr_free(p->glu_done);
     lr_free_aligned(p->exchange);
     lr_free(p->exchange_bytes);
     lr_free(p);

@@ -20,7 +20,7 @@ typedef struct run_ctx {
     int stage;
     bool second; /* of the stage's two */
     int rows, strips, pieces;
-    bool shared; /* its tasks are shared out to the threads: lr_plan.shares */
+    bool shared; /* its units are shared out to the threads: lr_plan.shares */
     int ticked;  /* thread 0's: the stage of the last tick */
 } run_ctx;
 
@@ -253,6 +253,12 @@ static int item_tasks(const lr_plan *p, const gemm_item *it, int strips, int row
     return (n + strips - 1) / strips * ((rows + mb - 1) / mb);
 }
 
+/* Where a thread's reading goes on: a strip of a weight. */
+typedef struct place {
+    const lr_weight *w;
+    int strip;
+} place;
+
 /* The adapter of a row of a stage. */
 static const lr_lora *lora_of(const run_ctx *c, bool narrow, int r)
 {
@@ -270,8 +276,9 @@ static void lora_task(const run_ctx *c, const stage *s, int r)
     }
 }
 
-/* mat: which of the weight's matrices. */
-static void product(const run_ctx *c, bool narrow, const plan_op *o, int mat, int r0, int m, int s0, int s1)
+/* mat: which of the weight's matrices; then: what will be read next, or NULL. */
+static void product(const run_ctx *c, bool narrow, const plan_op *o, int mat, int r0, int m, int s0, int s1,
+                    const place *then)
 {
     const lr_plan *p = c->p;
     const lr_weight *w = o->w;
@@ -287,6 +294,10 @@ static void product(const run_ctx *c, bool narrow, const plan_op *o, int mat, in
         if (o->in[1] >= 0) qa = lr_qact_at(p->q[o->in[1]], (size_t)r0 * k);
         lr_gemm_w gw = w->gemm;
         gw.data = (const char *)gw.data + (gw.packed ? (size_t)mat * w->mat_bytes : behind * w->row_bytes);
+        if (then && then->w->packed) {
+            gw.then = &then->w->gemm;
+            gw.then_strip = then->strip;
+        }
         p->be->k->gemm(&gw, &qa, x, k, m, y, ldy, s0, s1);
     }
     for (int r = 0; c->lora && o->route < 0 && r < m; r++)
@@ -326,9 +337,9 @@ static void gemm_task(const run_ctx *c, const stage *s, int task, int rows, int 
     const plan_op *a = &p->ops[it->a];
     const int n_strips = (a->w->n + LR_STRIP - 1) / LR_STRIP, s0 = at.strip, r0 = at.row, m = at.m, mat = at.mat;
     int s1 = min_int(s0 + strips, n_strips);
-    product(c, s->narrow, a, mat, r0, m, s0, s1);
+    product(c, s->narrow, a, mat, r0, m, s0, s1, NULL);
     if (it->b < 0) return;
-    product(c, s->narrow, &p->ops[it->b], mat, r0, m, s0, s1);
+    product(c, s->narrow, &p->ops[it->b], mat, r0, m, s0, s1, NULL);
     const plan_op *g = &p->ops[it->glu];
     int n = a->w->n, j0 = s0 * LR_STRIP, j1 = min_int(s1 * LR_STRIP, n);
     float *y = p->ptr[g->out];
@@ -351,60 +362,210 @@ static int count_tasks(const run_ctx *c, const stage *s, int rows, int strips)
 
 /* ---- few rows: who streams which weights ---- */
 
-/* Weights of few rows come from memory, and kernels prefetch what lies behind what they read. So each thread has a
- * share of neighbouring tasks, and reads the beginning of its share of the next products before the last task of this
- * one. Who is through with its own share takes from others'. */
-enum { FEW_ROWS = 8, HEAD_BYTES = 32 << 10 };
+/* Weights of few rows come from memory, and the kernels ask for what will be read next a little ahead. So each thread
+ * has a share of neighbouring strips, in units of a few, and takes it run by run: a third of what is left of it, so
+ * that the last runs are short, and threads are through together. Who is through with its own share takes from others'.
+ * Each product is told what the thread reads after it, in this stage or the next one with products. */
+enum { FEW_ROWS = 8, UNIT_BYTES = 16 << 10, UNIT_MOST = 64, TASK_BYTES = 512 << 10, IDLE_BYTES = 96 << 10 };
 
-static bool is_shared(const run_ctx *c, const stage *s, int rows)
+static bool is_shared(const stage *s, int rows) { return s->kind == STAGE_GEMM && s->route < 0 && rows <= FEW_ROWS; }
+
+/* Bytes of a strip of an item. */
+static size_t strip_bytes(const lr_plan *p, const gemm_item *it)
 {
-    return s->kind == STAGE_GEMM && s->route < 0 && rows <= FEW_ROWS && c->n_threads > 1;
+    const lr_weight *w[2] = {p->ops[it->a].w, it->b < 0 ? NULL : p->ops[it->b].w};
+    size_t n = 0;
+    for (int i = 0; i < 2 && w[i]; i++) n += w[i]->packed ? w[i]->gemm.strip_bytes : LR_STRIP * w[i]->row_bytes;
+    return n;
 }
 
-static void share_out(const run_ctx *c, int n)
+static int item_strips(const lr_plan *p, const gemm_item *it) { return (p->ops[it->a].w->n + LR_STRIP - 1) / LR_STRIP; }
+
+/* Strips of a unit: outputs of a GLU in whole quantization blocks of 32. */
+static int unit_strips(const run_ctx *c, const stage *s)
 {
-    for (int t = 0; t < c->n_threads; t++) {
-        atomic_store_explicit(&c->p->shares[t].next, n * t / c->n_threads, memory_order_relaxed);
-        c->p->shares[t].end = n * (t + 1) / c->n_threads;
+    const gemm_item *it = &c->p->items[s->first];
+    int n = 1, total = 0;
+    for (int i = 0; i < s->n; i++) {
+        if (it[i].glu >= 0) n = 2;
+        total += item_strips(c->p, &it[i]);
     }
+    while (n < UNIT_MOST && (size_t)n * strip_bytes(c->p, it) < UNIT_BYTES && total / (2 * n) >= 4 * c->n_threads)
+        n *= 2;
+    return n;
 }
 
-static void prefetch_head(const lr_weight *w, int strip)
+static int item_units(const lr_plan *p, const gemm_item *it, int strips)
 {
-    const char *x = (const char *)w->gemm.data + (size_t)strip * w->gemm.strip_bytes;
-    const size_t left = w->bytes - (size_t)strip * w->gemm.strip_bytes;
-    for (size_t i = 0; w->packed && i < HEAD_BYTES && i < left; i += 64) __builtin_prefetch(x + i, 0, 2);
+    return (item_strips(p, it) + strips - 1) / strips;
 }
 
-/* The beginning of a thread's share of the next products. */
-static void prefetch_share(const run_ctx *c, int thread)
+/* The first unit of a thread's share, by bytes; thread = n_threads: how many units there are. */
+static int share_begin(const run_ctx *c, const stage *s, int strips, int thread)
+{
+    const gemm_item *it = &c->p->items[s->first];
+    size_t total = 0;
+    for (int i = 0; i < s->n; i++) total += (size_t)item_units(c->p, &it[i], strips) * strip_bytes(c->p, &it[i]);
+    size_t want = total / (size_t)c->n_threads * (size_t)thread;
+    int unit = 0;
+    for (int i = 0; i < s->n; i++) {
+        const int n = item_units(c->p, &it[i], strips);
+        const size_t one = strip_bytes(c->p, &it[i]);
+        if (thread < c->n_threads && want < (size_t)n * one) return unit + (int)(want / one);
+        want -= (size_t)n * one;
+        unit += n;
+    }
+    return unit;
+}
+
+static int run_length(int left) { return left > 3 ? left / 3 : 1; }
+
+/* Units that a task takes, unless all are taken. */
+static int task_units(const run_ctx *c, const stage *s, int strips)
+{
+    const size_t n = TASK_BYTES / ((size_t)strips * strip_bytes(c->p, &c->p->items[s->first]));
+    return n > 1 ? (int)n : 1;
+}
+
+/* Sets the shares of stage c->stage; how many tasks are enough for them: so many that all but one a thread take
+ * task_units, and one a thread that goes on to the end. */
+static int share_out(const run_ctx *c, const stage *s, int strips)
+{
+    int next = 0;
+    for (int t = 0; t < c->n_threads; t++) {
+        atomic_store_explicit(&c->p->shares[t].next, next, memory_order_relaxed);
+        c->p->shares[t].end = next = share_begin(c, s, strips, t + 1);
+    }
+    return next / task_units(c, s, strips) + c->n_threads;
+}
+
+/* A run for the thread: units *u0..*u1-1; false: all are taken. */
+static bool take_run(const run_ctx *c, int thread, int *u0, int *u1)
+{
+    for (int i = 0; i < c->n_threads; i++) {
+        share *own = &c->p->shares[(thread + i) % c->n_threads];
+        int at = atomic_load_explicit(&own->next, memory_order_relaxed);
+        while (at < own->end) {
+            const int n = run_length(own->end - at);
+            if (!atomic_compare_exchange_weak_explicit(&own->next, &at, at + n, memory_order_relaxed,
+                                                       memory_order_relaxed))
+                continue;
+            *u0 = at;
+            *u1 = at + n;
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The item that a unit belongs to, and its first strip. */
+static const gemm_item *unit_item(const lr_plan *p, const stage *s, int strips, int unit, int *strip)
+{
+    const gemm_item *it = &p->items[s->first];
+    for (int n; unit >= (n = item_units(p, it, strips)); it++) unit -= n;
+    *strip = unit * strips;
+    return it;
+}
+
+static place unit_place(const lr_plan *p, const stage *s, int strips, int unit)
+{
+    place o;
+    o.w = p->ops[unit_item(p, s, strips, unit, &o.strip)->a].w;
+    return o;
+}
+
+/* What a thread reads after its current run: its share, then that of the next products. False: not known. */
+static bool reads_next(const run_ctx *c, const stage *s, int strips, int thread, place *out)
 {
     const lr_plan *p = c->p;
+    const share *own = &p->shares[thread];
+    const int at = atomic_load_explicit(&own->next, memory_order_relaxed);
+    if (at < own->end) {
+        *out = unit_place(p, s, strips, at);
+        return true;
+    }
     int i = c->stage + 1;
     while (i < p->n_stages && p->stages[i].kind != STAGE_GEMM) i++;
-    if (i == p->n_stages) return;
-    const stage *s = &p->stages[i];
+    if (i == p->n_stages) return false;
+    s = &p->stages[i];
     const int rows = rows_of(c, s->narrow, s->route);
-    if (rows == 0 || !is_shared(c, s, rows)) return;
-    const int strips = gemm_strips(c, s, rows), n = count_tasks(c, s, rows, strips);
-    gemm_place at;
-    if (n < c->n_threads) return;
-    const gemm_item *it = find_task(p, s, n * thread / c->n_threads, rows, strips, &at);
-    prefetch_head(p->ops[it->a].w, at.strip);
-    if (it->b >= 0) prefetch_head(p->ops[it->b].w, at.strip);
+    if (rows == 0 || !is_shared(s, rows)) return false;
+    strips = unit_strips(c, s);
+    const int first = share_begin(c, s, strips, thread);
+    if (first >= share_begin(c, s, strips, thread + 1)) return false;
+    *out = unit_place(p, s, strips, first);
+    if (out->w->packed) {
+        const lr_gemm_w *g = &out->w->gemm;
+        const size_t from = (size_t)out->strip * g->strip_bytes, bytes = out->w->bytes - from;
+        lr_pool_ahead(p->be->pool, thread, (const char *)g->data + from, bytes < IDLE_BYTES ? bytes : IDLE_BYTES);
+    }
+    return true;
 }
 
-/* A task for the thread: there are as many as were asked for. */
-static int share_take(const run_ctx *c, int thread)
+/* Quantizes columns j0..j1-1 of a GLU's rows, in blocks of 14 bits: who completes a block does it. */
+static void quantize_wide(const run_ctx *c, const gemm_item *it, const plan_op *g, int rows, int j0, int j1)
 {
-    for (int i = 0;; i++) {
-        share *own = &c->p->shares[(thread + i) % c->n_threads];
-        if (atomic_load_explicit(&own->next, memory_order_relaxed) >= own->end) continue;
-        const int t = atomic_fetch_add_explicit(&own->next, 1, memory_order_relaxed);
-        if (t >= own->end) continue;
-        if (i == 0 && t == own->end - 1) prefetch_share(c, thread);
-        return t;
+    const lr_plan *p = c->p;
+    const int n = p->values[g->out].width;
+    for (int b = j0 / LR_WIDE; b * LR_WIDE < j1; b++) {
+        const int from = b * LR_WIDE, to = from + LR_WIDE;
+        const int have = (j1 < to ? j1 : to) - (j0 > from ? j0 : from);
+        atomic_int *done = &p->glu_done[it->first_block + b];
+        if (atomic_fetch_add_explicit(done, have, memory_order_acq_rel) + have < LR_WIDE) continue;
+        atomic_store_explicit(done, 0, memory_order_relaxed);
+        p->be->k->quantize(p->ptr[g->out], (size_t)n, rows, p->q[g->quant], from, to);
     }
+}
+
+/* Strips s0..s1-1 of an item, all rows. */
+static void few_rows(const run_ctx *c, const stage *s, const gemm_item *it, int s0, int s1, const place *then)
+{
+    const lr_plan *p = c->p;
+    const plan_op *a = &p->ops[it->a];
+    if (it->b < 0) {
+        product(c, s->narrow, a, 0, 0, c->rows, s0, s1, then);
+        return;
+    }
+    product(c, s->narrow, a, 0, 0, c->rows, s0, s1, &(place){p->ops[it->b].w, s0});
+    product(c, s->narrow, &p->ops[it->b], 0, 0, c->rows, s0, s1, then);
+    const plan_op *g = &p->ops[it->glu];
+    const int n = a->w->n, j0 = s0 * LR_STRIP, j1 = min_int(s1 * LR_STRIP, n);
+    for (int r = 0; r < c->rows; r++) {
+        const size_t x = (size_t)r * (size_t)n + (size_t)j0;
+        p->be->k->glu(g->act, p->ptr[g->in[0]] + x, p->ptr[g->in[1]] + x, p->ptr[g->out] + x, j1 - j0);
+    }
+    if (g->quant < 0) return;
+    if (p->values[g->quant].wide)
+        quantize_wide(c, it, g, c->rows, j0, j1);
+    else
+        p->be->k->quantize(p->ptr[g->out], (size_t)n, c->rows, p->q[g->quant], j0, j1);
+}
+
+/* Units u0..u1-1. */
+static void do_run(const run_ctx *c, const stage *s, int u0, int u1, int thread)
+{
+    const lr_plan *p = c->p;
+    const int strips = c->strips;
+    while (u0 < u1) {
+        int s0;
+        const gemm_item *it = unit_item(p, s, strips, u0, &s0);
+        const int left = item_units(p, it, strips) - s0 / strips, n = min_int(left, u1 - u0);
+        place then;
+        bool known = true;
+        if (u0 + n < u1)
+            then = unit_place(p, s, strips, u0 + n);
+        else
+            known = reads_next(c, s, strips, thread, &then);
+        few_rows(c, s, it, s0, min_int(s0 + n * strips, item_strips(p, it)), known ? &then : NULL);
+        u0 += n;
+    }
+}
+
+static void shared_task(const run_ctx *c, const stage *s, int thread)
+{
+    const int most = task_units(c, s, c->strips);
+    int u0, u1;
+    for (int done = 0; done < most && take_run(c, thread, &u0, &u1); done += u1 - u0) do_run(c, s, u0, u1, thread);
 }
 
 /* ---- COMM ---- */
@@ -481,11 +642,9 @@ static lr_pool_phase phase_of(run_ctx *c)
     default:
         if (!c->second) return (lr_pool_phase){c->lora && s->route < 0 ? c->rows : 0, false};
         if (p->be->observed) observe(c, s, c->rows);
-        c->strips = gemm_strips(c, s, c->rows);
-        const int n = count_tasks(c, s, c->rows, c->strips);
-        c->shared = is_shared(c, s, c->rows);
-        if (c->shared) share_out(c, n);
-        return (lr_pool_phase){n, false};
+        c->shared = is_shared(s, c->rows);
+        c->strips = c->shared ? unit_strips(c, s) : gemm_strips(c, s, c->rows);
+        return (lr_pool_phase){c->shared ? share_out(c, s, c->strips) : count_tasks(c, s, c->rows, c->strips), false};
     }
 }
 
@@ -530,10 +689,12 @@ static void run_task(void *arg, int task, int thread)
         rows_task(c, s, task, c->rows);
         break;
     default:
-        if (c->second)
-            gemm_task(c, s, c->shared ? share_take(c, thread) : task, c->rows, c->strips);
-        else
+        if (!c->second)
             lora_task(c, s, task);
+        else if (c->shared)
+            shared_task(c, s, thread);
+        else
+            gemm_task(c, s, task, c->rows, c->strips);
     }
 }
 

@@ -9,6 +9,7 @@
 #define LR_BASE_POOL_H
 #include "base/error.h"
 #include <stdbool.h>
+#include <stddef.h>
 
 typedef struct lr_pool lr_pool;
 typedef void (*lr_pool_fn)(void *arg, int thread, int n_threads);
@@ -33,6 +34,9 @@ void lr_pool_free(lr_pool *);
 int lr_pool_threads(const lr_pool *);
 /* Does phase after phase; returns when next has given one of 0 tasks. */
 void lr_pool_walk(lr_pool *, const lr_pool_work *);
+/* For a thread in a task: n bytes from p are what it will read soon. While it waits for its next task, it asks memory
+ * for them. */
+void lr_pool_ahead(lr_pool *, int thread, const void *p, size_t n);
 /* Calls fn(arg, thread, n) n times, n the number of threads: by the caller as thread 0, and by the others, at the same
  * time, if they are free; else some call it again. So fn takes what there is to do from a counter, until all is taken.
  */

@@ -1,0 +1,40 @@
+/* ahead.c - see ahead.h */
+#include "cpu/ahead.h"
+
+static void over(lr_ahead *a, const lr_gemm_w *w, int s0, int s1)
+{
+    a->w = w;
+    a->form = lr_form_of(w->type);
+    a->parts = lr_form_parts(a->form, w->k);
+    a->blocks = w->k / 32;
+    a->s = s0;
+    a->s1 = s1;
+    a->at = lr_strip_at(&a->parts, w, s0);
+}
+
+void lr_ahead_strip(lr_ahead *a)
+{
+    const lr_gemm_w *then = a->own ? a->w->then : NULL;
+    a->b = 0;
+    if (++a->s < a->s1) {
+        a->at = lr_strip_at(&a->parts, a->w, a->s);
+        return;
+    }
+    a->own = false;
+    a->at.q = NULL;
+    if (then) over(a, then, a->w->then_strip, (then->n + LR_STRIP - 1) / LR_STRIP);
+}
+
+void lr_ahead_begin(lr_ahead *a, const lr_gemm_w *w, int s0, int s1)
+{
+    a->own = true;
+    over(a, w, s0, s1);
+    int b = LR_AHEAD / (int)lr_form_bytes(*a->form);
+    while (a->at.q && b >= a->blocks) {
+        b -= a->blocks;
+        lr_ahead_strip(a);
+    }
+    a->b = b;
+}
+
+void lr_ask_any(const lr_ahead *a) { lr_ask_block(*a->form, &a->at, (size_t)a->b); }
