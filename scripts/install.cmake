@@ -58,6 +58,9 @@ install(TARGETS llmrun_module LIBRARY DESTINATION ${LLMRUN_LUADIR} COMPONENT llm
 foreach(t llmrun_cuda llmrun_mpi llmrun_nccl)
   if(TARGET ${t})
     string(REPLACE llmrun_ "" component ${t})
+    if(LLMRUN_DEBIAN) # a package names no folders of the machine that it was made on
+      set_target_properties(${t} PROPERTIES INSTALL_RPATH "")
+    endif()
     install(TARGETS ${t} LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}/llmrun COMPONENT ${component})
   endif()
 endforeach()

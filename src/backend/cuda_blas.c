@@ -40,7 +40,9 @@ static int find_calls(cuda_blas *b, lr_error *err)
 static int find_calls(cuda_blas *b, lr_error *err)
 {
     static const char file[] = "libcublas.so." TEXT(CUBLAS_VER_MAJOR);
+    static const char usual[] = "/usr/local/cuda/lib64/libcublas.so." TEXT(CUBLAS_VER_MAJOR);
     void *so = dlopen(file, RTLD_NOW | RTLD_LOCAL); /* stays open: see plugin.c */
+    if (!so) so = dlopen(usual, RTLD_NOW | RTLD_LOCAL);
     if (!so) {
         const char *why = dlerror();
         return lr_fail(err, LR_ENOTFOUND, "compute \"loose\" needs cuBLAS: %s", why ? why : file);

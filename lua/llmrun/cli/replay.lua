@@ -122,7 +122,7 @@ local function console_of(r, model)
     local function run_of(rest)
         local id = math.tointeger(tonumber(rest:match "^%d+" or ""))
         local run = id and r.runs[id]
-        if not run then error(("no request %s has come yet"):format(rest), 0) end
+        if not run then require("llmrun.console").fail("no request %s has come yet", rest) end
         return run
     end
     local commands = {
@@ -136,7 +136,7 @@ local function console_of(r, model)
             return where()
         end, "[N]" },
         to = { "goes on to before a step", function(rest)
-            r:run(math.tointeger(tonumber(rest)) or error("a step's number expected", 0))
+            r:run(math.tointeger(tonumber(rest)) or require("llmrun.console").fail "a step's number expected")
             return where()
         end, "STEP" },
         go = { "goes on to the end", function() over = true end },
