@@ -9,7 +9,7 @@
 #define LR_KERNELS_CPU_AHEAD_H
 #include "cpu/gemm.h"
 
-enum { LR_AHEAD = 16384 }; /* bytes */
+enum { LR_AHEAD = 8192 }; /* bytes */
 
 typedef struct lr_ahead {
     lr_strip at;   /* q = NULL: nothing is left to be asked for */
