@@ -89,7 +89,8 @@ bool lr_spec__ready(lr_request *r, lr_spec_method m)
     if (m == LR_SPEC_EXIT && (s->exit < 0 || r->granted > GRANTED_MOST)) return false;
     if (m == LR_SPEC_EAGLE && (!e->spec->eagle || !q->draft || r->granted != 1 || !lr_draft_knows(q->draft, q->len)))
         return false;
-    if (m == LR_SPEC_DRAFT && (!d || e->spec->eagle || (!q->draft && lr_draft_open(d, &q->draft, &err)))) return false;
+    if (m == LR_SPEC_DRAFT && (!d || e->spec->eagle || (!q->draft && lr_spec__open_draft(r->e, q, -1, &err))))
+        return false;
     if (s->plain) return true;
     if (s->p.distribution && !s->dist && !(s->dist = lr_calloc(LR_SPEC_MAX, sizeof *s->dist))) return false;
     return lr_sampler_copy_plain(&s->plain, r->sampler, &err) == 0;

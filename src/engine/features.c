@@ -21,7 +21,7 @@ static void feed(lr_request *r, int row, int pos, int n)
     lr_seq *q = r->info.seq;
     lr_error err;
     size_t width = (size_t)lr_eagle_width(st->eagle);
-    if (!q->draft && lr_draft_open(st->draft, &q->draft, &err)) return;
+    if (!q->draft && lr_spec__open_draft(r->e, q, pos, &err)) return;
     if (lr_eagle_input(st->eagle, st->features + (size_t)row * width, n, st->eagle_in, &err)) return;
     lr_draft_feed(q->draft, pos, n, st->eagle_in);
 }

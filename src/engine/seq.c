@@ -1,5 +1,5 @@
 /* seq.c - sequences: tokens, their KV, forks, pins, and how idle ones give way. See engine.h. */
-#include "engine/engine_int.h"
+#include "engine/speculate_int.h"
 #include "engine/record.h"
 #include "base/mem.h"
 #include "model/adapter.h"
@@ -120,7 +120,7 @@ void lr_seq__free_now(lr_seq *s)
     s->pinned = false;
     lr_seq__repin(s);
     lr_seq__swap_drop(s);
-    lr_draft_close(s->draft);
+    if (s->draft) lr_spec__retire(s);
     lr_kv_table_deinit(e->kv, &s->kv);
     *(s->prev ? &s->prev->next : &e->seqs) = s->next;
     if (s->next) s->next->prev = s->prev;

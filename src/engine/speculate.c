@@ -34,6 +34,7 @@ void lr_spec__free_state(lr_engine *e)
 {
     struct lr_spec_state *s = e->spec;
     if (!s) return;
+    lr_spec__forget(e);
     lr_draft_free(s->draft);
     lr_free_aligned(s->features);
     lr_free_aligned(s->eagle_in);

@@ -7,6 +7,7 @@
 #include "model/heads.h"
 #include "model/part.h"
 
+enum { SPEC_KEPT = 8 };  /* drafts of sequences that are closed */
 enum { SPEC_EXITS = 4 }; /* parts of the model that leave early */
 enum { SPEC_BEST = 64 }; /* tokens of a draft model's distribution that a draft is drawn from */
 
@@ -45,6 +46,11 @@ struct lr_spec_req {
 /* The engine's: made when a request first speculates. */
 struct lr_spec_state {
     lr_draft *draft;
+    struct {
+        lr_draft_slot *draft;
+        lr_kv_space *space;
+    } kept[SPEC_KEPT]; /* the last one to come is the last */
+    int n_kept;
     lr_model *eagle;            /* the draft's model, if it goes on from features; else NULL */
     float *features, *eagle_in; /* (max_batch_tokens, lr_eagle_width) of the batch; input rows of some of them */
     struct lr_spec_exit {
@@ -105,6 +111,14 @@ static inline int lr_spec__child(const lr_request *r, int node, int32_t id)
 bool lr_spec__ready(lr_request *, lr_spec_method);
 /* Makes the drafts of all items whose method runs a model. */
 void lr_spec__run_models(lr_engine *);
+
+/* inherit.c */
+/* Gives the sequence a draft, which knows what it can from others'. pos: of the first features that will come, -1 = the
+ * draft needs none. */
+int lr_spec__open_draft(lr_engine *, lr_seq *, int pos, lr_error *err);
+/* The sequence is closed. */
+void lr_spec__retire(lr_seq *);
+void lr_spec__forget(lr_engine *);
 
 /* branches.c */
 /* Blocks for the tree of the request, which may lose its branches (where the model can't have any). False: no room. */

@@ -4,9 +4,9 @@
  * keeps what it shares with the sequence, computes the rest, and goes on token by token, all jobs in one batch a pass.
  * A draft that goes on from features (model/eagle.h) has row i of a sequence from feature i and token i + 1. Features
  * come as the target computes them, and wait in the slot until their rows are run: when a draft is wanted, or when they
- * are many. What the target did not compute for this sequence (a prompt that the prefix index had), the draft never
- * sees: its rows begin behind. Rows of a draft stand in for features with its own hidden rows, and are run again with
- * those of the target.
+ * are many. What the target did not compute for this sequence (a prompt that the prefix index had) a draft only has if
+ * it is a fork of another sequence's (engine/inherit.c); else its rows begin behind. Rows of a draft stand in for
+ * features with its own hidden rows, and are run again with those of the target.
  *
  * When blocks are short, slots that wait longest lose theirs; the model's prefix index is not used, so slots of
  * different owners never share anything, forks excepted.
@@ -267,6 +267,20 @@ int lr_draft_behind(const lr_draft_slot *s, const int32_t *tokens, int n)
     return n - shared(s, tokens, n);
 }
 
+int lr_draft_shares(const lr_draft_slot *s, const int32_t *tokens, int n, int *base)
+{
+    *base = s->base;
+    if (!s->d->width) return shared(s, tokens, n);
+    int i = 0;
+    while (i < s->sure && i < s->kv.computed && s->base + i + 1 < n && s->ids[i] == tokens[s->base + i + 1]) i++;
+    return i;
+}
+
+int lr_draft_computed(const lr_draft_slot *s)
+{
+    return s->d->width && s->sure < s->kv.computed ? s->sure : s->kv.computed;
+}
+
 /* ---- features ---- */
 
 /* The rows from `row` on are to come again; if row is none of these, all begin anew at position pos. */
@@ -281,6 +295,12 @@ static void forget(lr_draft_slot *s, int row, int pos)
     } else {
         s->n_in = row - s->sure;
     }
+}
+
+void lr_draft_adopt(lr_draft_slot *s, int pos, int32_t token)
+{
+    forget(s, pos - s->base, pos);
+    if (s->sure > 0) s->ids[s->sure - 1] = token;
 }
 
 bool lr_draft_feed(lr_draft_slot *s, int pos, int n, const float *in)

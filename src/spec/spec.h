@@ -144,6 +144,12 @@ int lr_draft_fork(lr_draft_slot *, lr_draft_slot **out, lr_error *err);
 void lr_draft_close(lr_draft_slot *); /* NULL is allowed */
 /* Lets go of the slot's KV. */
 void lr_draft_drop(lr_draft_slot *);
+/* How many leading rows of the slot are computed and of these tokens (n); *base: the first one's position. */
+int lr_draft_shares(const lr_draft_slot *, const int32_t *tokens, int n, int *base);
+int lr_draft_computed(const lr_draft_slot *);
+/* Drafts with features: a fork begins another text, whose own features come from position pos on. The row before, of
+ * which the other text's next token was, stands in for that of this token. */
+void lr_draft_adopt(lr_draft_slot *, int pos, int32_t token);
 /* Tokens of a sequence that a draft would have to compute first. */
 int lr_draft_behind(const lr_draft_slot *, const int32_t *tokens, int n);
 

@@ -2,6 +2,7 @@
  * features that the model tells.
  */
 #include "small_graph.h"
+#include "engine/speculate_int.h"
 #include "model/eagle.h"
 #include <math.h>
 #include <stdio.h>
@@ -321,9 +322,59 @@ static void test_bad_files(void **state)
     unlink(path);
 }
 
+/* What is drafted for a text that begins like an earlier one, which the model does not compute again: the draft knows
+ * that beginning from the earlier one, open or closed, of the same namespace. */
+static void test_beginnings(void **state)
+{
+    enum { SAME = 40, ALL = 44 };
+    for (int third = 0; third < 2; third++) {
+        char path[] = "/tmp/llmrun_eagle_XXXXXX";
+        int fd = mkstemp(path), base;
+        lr_error err;
+        lr_engine *e;
+        lr_engine_config cfg = lr_engine_defaults();
+        lr_spec_params sp = lr_spec_defaults(LR_SPEC_EAGLE);
+        lr_req_params p = lr_req_defaults(LR_REQ_GENERATE);
+        cfg.max_seqs = 4;
+        sp.fixed = true;
+        sp.k = 2;
+        p.spec = &sp;
+        p.max_tokens = 8;
+        p.ignore_eos = true;
+        assert_true(fd >= 0);
+        close(fd);
+        write_file(path, third, true, 0);
+        if (lr_engine_new(&e, sg_make(SG_LAYERS, -1), &cfg, &err)) fail_msg("%s", err.text);
+        if (lr_engine_set_eagle(e, path, &config, NULL, &err)) fail_msg("%s", err.text);
+        for (int round = 0; round < 4; round++) {
+            lr_seq_config sc = {.salt = round == 3 ? LR_STR("other") : (lr_str){NULL, 0}};
+            int32_t tokens[ALL];
+            lr_request *r;
+            lr_seq *q;
+            for (int i = 0; i < ALL; i++) tokens[i] = 3 + (i * i + (i < SAME ? 0 : round)) % 40;
+            if (lr_seq_new(e, &sc, &q, &err) || lr_seq_append(q, tokens, ALL, &err)) fail_msg("%s", err.text);
+            if (lr_request_new(e, q, &p, &r, &err)) fail_msg("%s", err.text);
+            fx_run(e);
+            fx_check(e);
+            assert_true(lr_request_info(r)->spec.drafts > 0);
+            assert_int_equal(lr_request_info(r)->n_cached >= SAME / 16 * 16, round == 1 || round == 2);
+            int shares = lr_draft_shares(q->draft, q->tokens, q->len, &base);
+            if (shares < ALL - 1)
+                fail_msg("third %d round %d: %d base %d waiting %d", third, round, shares, base,
+                         lr_draft_waiting(q->draft));
+            assert_int_equal(base, 0); /* nothing before the rows that it has */
+            lr_request_free(r);
+            if (round != 1) lr_seq_free(q); /* that one stays open */
+        }
+        lr_engine_free(e);
+        unlink(path);
+    }
+}
+
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_eagle), cmocka_unit_test(test_bad_files)};
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_eagle), cmocka_unit_test(test_bad_files),
+                                       cmocka_unit_test(test_beginnings)};
     int rc = cmocka_run_group_tests(tests, NULL, NULL);
     for (int i = 0; i < PARTS; i++) free(parts[i].w);
     return rc;

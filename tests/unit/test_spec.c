@@ -720,6 +720,66 @@ static void test_trouble(void **state)
     }
 }
 
+/* ---- beginnings ---- */
+
+static lr_model_ops counting;
+static const lr_model_ops *counted;
+static int draft_rows;
+
+static int count_rows(lr_model *m, const lr_batch *b, lr_error *err)
+{
+    draft_rows += b->n_rows;
+    return counted->forward(m, b, err);
+}
+
+/* A draft model catches up with what others of its namespace did not compute. */
+static void test_beginnings(void **state)
+{
+    enum { SAME = 100, ALL = 110 };
+    int rows[4];
+    lr_error err;
+    lr_draft_config c = {0};
+    lr_engine *e = fx_engine(NULL, fx_next, NULL, 512, 0);
+    lr_model *m = fx_model(nearly, NULL, 512, 0);
+    lr_spec_params sp = lr_spec_defaults(LR_SPEC_DRAFT);
+    counted = m->ops;
+    counting = *m->ops;
+    counting.forward = count_rows;
+    m->ops = &counting;
+    sp.fixed = true;
+    sp.k = 2;
+    if (lr_engine_set_draft(e, m, &c, &err)) fail_msg("%s", err.text);
+    for (int round = 0; round < 4; round++) {
+        lr_seq_config sc = {.salt = round == 2 ? LR_STR("other") : (lr_str){NULL, 0}};
+        int32_t t[ALL + 20];
+        lr_seq *q;
+        for (int i = 0; i < ALL; i++) t[i] = 3 + (i * i + (i < SAME ? 0 : round)) % 40;
+        if (lr_seq_new(e, &sc, &q, &err) || lr_seq_append(q, t, ALL, &err)) fail_msg("%s", err.text);
+        lr_request *r = speculate(e, q, 10, &sp, NULL);
+        draft_rows = 0;
+        fx_run(e);
+        rows[round] = draft_rows;
+        fx_check(e);
+        assert_int_equal(fx_reference(fx_next, NULL, t, ALL, 10), 10);
+        assert_memory_equal(lr_seq_tokens(q), t, sizeof(int32_t) * (ALL + 10));
+        lr_request_free(r);
+        lr_seq_free(q);
+    }
+    assert_true(rows[0] >= ALL && rows[2] >= ALL);
+    assert_true(rows[1] < ALL - SAME + 40 && rows[3] < ALL - SAME + 40);
+    for (int i = 0; i < 30; i++) { /* more than are kept */
+        int32_t t[20];
+        for (int j = 0; j < 20; j++) t[j] = 3 + (i * 7 + j) % 40;
+        lr_seq *q = fx_seq(e, t, 20);
+        lr_request *r = speculate(e, q, 4, &sp, NULL);
+        fx_run(e);
+        lr_request_free(r);
+        lr_seq_free(q);
+    }
+    fx_check(e);
+    lr_engine_free(e);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -727,7 +787,7 @@ int main(void)
         cmocka_unit_test(test_suffix),    cmocka_unit_test(test_memory),          cmocka_unit_test(test_judge),
         cmocka_unit_test(test_vocab),     cmocka_unit_test(test_judge_extremes),  cmocka_unit_test(test_pace),
         cmocka_unit_test(test_trouble),   cmocka_unit_test(test_identity),        cmocka_unit_test(test_pace_gives_up),
-        cmocka_unit_test(test_same_text), cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_same_text), cmocka_unit_test(test_distribution),    cmocka_unit_test(test_beginnings),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
