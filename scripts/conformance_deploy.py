@@ -5,22 +5,15 @@ and ends with "N passed, N failed".
 """
 import http.client
 import json
-import re
 import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 
+from conformance_checks import llmrun_server, run, start
+
 PROGRAM, MODEL, CONFIG = sys.argv[1:4]
-started = []
-
-
-def start(*words, **kw):
-    p = subprocess.Popen(words, **kw)
-    started.append(p)
-    return p
 
 
 def free_port():
@@ -33,15 +26,7 @@ class Replica:
     """An llmrun server on a port of its own."""
 
     def __init__(self):
-        self.process = start(PROGRAM, "serve", "-m", MODEL, "--port", "0", "--no-page", "--threads", "1",
-                             stderr=subprocess.PIPE, text=True)
-        for line in self.process.stderr:
-            if " at http" in line:
-                self.address = re.search(r"http://(\S+)", line).group(1)
-                break
-        else:
-            raise RuntimeError("a server did not start")
-        threading.Thread(target=self.process.stderr.read, daemon=True).start()
+        self.process, self.address = llmrun_server(PROGRAM, MODEL)
 
 
 replicas = [Replica(), Replica()]
@@ -194,21 +179,5 @@ def survives_a_replica():
     assert replicas[0].process.wait(30) == 0
 
 
-failed, checks = 0, [comes_up, keeps_conversations, spreads_them, obeys_the_client, passes_long_bodies, streams,
-                     tells_of_clients_that_leave, survives_a_replica]
-try:
-    for check in checks:
-        try:
-            check()
-            print("ok    haproxy:", check.__name__)
-        except Exception as e:  # the next one may still tell something
-            failed += 1
-            print("FAIL  haproxy:", check.__name__, repr(e)[:500])
-finally:
-    for p in started:
-        if p.poll() is None:
-            p.terminate()
-    for p in started:
-        p.wait(30)
-print(f"{len(checks) - failed} passed, {failed} failed")
-sys.exit(failed > 0)
+run("haproxy", [comes_up, keeps_conversations, spreads_them, obeys_the_client, passes_long_bodies, streams,
+                tells_of_clients_that_leave, survives_a_replica])

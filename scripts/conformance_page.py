@@ -11,6 +11,8 @@ import sys
 import time
 import urllib.request
 
+from conformance_checks import run, start
+
 URL, KEY = sys.argv[1], sys.argv[2]
 FOLDER = sys.argv[3] if len(sys.argv) > 3 else None
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
@@ -132,24 +134,11 @@ driver = shutil.which("chromedriver")
 if not driver:
     print("no chromedriver")
     sys.exit(2)
-process = subprocess.Popen([driver, "--port=0"], stdout=subprocess.PIPE, text=True)
+process = start(driver, "--port=0", stdout=subprocess.PIPE, text=True)
 port = None
 for line in process.stdout:
     if "successfully on port " in line:
         port = int(line.rsplit("on port ", 1)[1].strip().rstrip("."))
         break
-failed, checks = 0, [opens, chats, stops, shows_the_engine, has_no_complaints]
 browser = Browser(port)
-try:
-    for check in checks:
-        try:
-            check(browser)
-            print("ok    page:", check.__name__)
-        except Exception as e:  # the next one may still tell something
-            failed += 1
-            print("FAIL  page:", check.__name__, repr(e)[:500])
-finally:
-    browser.do("DELETE", "")
-    process.terminate()
-print(f"{len(checks) - failed} passed, {failed} failed")
-sys.exit(failed > 0)
+run("page", [opens, chats, stops, shows_the_engine, has_no_complaints], browser, last=lambda: browser.do("DELETE", ""))

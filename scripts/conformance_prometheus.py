@@ -13,20 +13,14 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 import urllib.parse
+
+from conformance_checks import llmrun_server, run, start
 
 PROGRAM, MODEL, FOLDER = sys.argv[1:4]
 KEY = "sk-scrape"
 work = tempfile.TemporaryDirectory()
-started = []
-
-
-def start(*words, **kw):
-    p = subprocess.Popen(words, **kw)
-    started.append(p)
-    return p
 
 
 def path(name, text=None):
@@ -37,18 +31,7 @@ def path(name, text=None):
     return full
 
 
-def llmrun_server():
-    """Starts one; its address."""
-    p = start(PROGRAM, "serve", "-m", MODEL, "--port", "0", "--no-page", "--threads", "1", "--api-key", KEY,
-              stderr=subprocess.PIPE, text=True)
-    for line in p.stderr:
-        if " at http" in line:
-            threading.Thread(target=p.stderr.read, daemon=True).start()
-            return re.search(r"http://(\S+)", line).group(1)
-    raise RuntimeError("a server did not start")
-
-
-servers = [llmrun_server(), llmrun_server()]
+servers = [llmrun_server(PROGRAM, MODEL, "--api-key", KEY)[1] for _ in range(2)]
 with open(os.path.join(FOLDER, "prometheus.yml"), encoding="utf-8") as file:
     config = file.read()
 for old, new in (("127.0.0.1:8081", servers[0]), ("127.0.0.1:8082", servers[1]),
@@ -188,23 +171,6 @@ def is_a_dashboard_that_grafana_reads():
         assert p["datasource"], p["title"]
 
 
-failed, checks = 0, [has_a_valid_configuration, scrapes_both_with_the_key, sees_what_the_servers_did,
-                     has_series_for_every_expression, has_figures_where_requests_were, fills_the_variables,
-                     is_a_dashboard_that_grafana_reads]
-try:
-    for check in checks:
-        try:
-            check()
-            print("ok    prometheus:", check.__name__)
-        except Exception as e:  # the next one may still tell something
-            failed += 1
-            print("FAIL  prometheus:", check.__name__, repr(e)[:500])
-finally:
-    for p in started:
-        if p.poll() is None:
-            p.terminate()
-    for p in started:
-        p.wait(60)
-    work.cleanup()
-print(f"{len(checks) - failed} passed, {failed} failed")
-sys.exit(failed > 0)
+run("prometheus", [has_a_valid_configuration, scrapes_both_with_the_key, sees_what_the_servers_did,
+                   has_series_for_every_expression, has_figures_where_requests_were, fills_the_variables,
+                   is_a_dashboard_that_grafana_reads], last=work.cleanup)

@@ -20,9 +20,13 @@ describe("examples/deploy", function()
 
     it("draws figures that the server has", function()
         local board = assert(json.decode(text_of "dashboard.json"))
-        local n = 0
+        local n, source = 0, nil
+        for _, v in ipairs(board.templating.list) do
+            if v.type == "datasource" then source = { type = v.query, uid = "${" .. v.name .. "}" } end
+        end
         for _, panel in ipairs(board.panels) do
             assert.is_true(#panel.targets > 0, panel.title)
+            assert.same(source, panel.datasource, panel.title)
             for _, target in ipairs(panel.targets) do
                 for name in target.expr:gmatch "llmrun:[%w_]+" do
                     n = n + 1
