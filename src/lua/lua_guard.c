@@ -26,7 +26,14 @@
 
 #define TIME_SIGNAL SIGVTALRM
 #define IDLE_TICKS  80 /* ticks without calls until the watchdog sleeps */
-#define RESERVE     ((size_t)1 << 20)
+/* The thread sanitizer holds signals back until the program calls something that it knows: there calls have a hook from
+ * the start, which coroutines inherit. */
+#ifdef __SANITIZE_THREAD__
+#define HOOKS_ALWAYS 1
+#else
+#define HOOKS_ALWAYS 0
+#endif
+#define RESERVE ((size_t)1 << 20)
 
 const lr_lua_limits lr_lua_step_limits = {.seconds = 1, .bytes = (size_t)256 << 20};
 
@@ -196,8 +203,8 @@ void lr_lua_check_time(lua_State *L)
 
 static void time_hook(lua_State *L, lua_Debug *ar)
 {
-    if (!time_is_up()) { /* left over from a call that has ended */
-        lua_sethook(L, NULL, 0, 0);
+    if (!time_is_up()) {
+        if (!HOOKS_ALWAYS || !lr_lua_limited()) lua_sethook(L, NULL, 0, 0); /* left over from a call that has ended */
         return;
     }
     if (watch.hard_at && clock_ns(CLOCK_THREAD_CPUTIME_ID) < watch.hard_at) {
@@ -370,6 +377,7 @@ int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_l
         watch.hard_at = lim->hard > 0 ? clock_ns(CLOCK_THREAD_CPUTIME_ID) + watch.hard : 0;
         begin_time(lim->seconds);
     }
+    if (HOOKS_ALWAYS && lr_lua_limited()) lua_sethook(L, time_hook, LUA_MASKCOUNT, 1000);
     int base = lua_gettop(L) - n_args;
     lua_pushcfunction(L, lr_lua_traceback);
     lua_insert(L, base);
