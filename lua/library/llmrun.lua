@@ -455,6 +455,9 @@ function RouteResponse:begin(status, kind) end
 --- Sends a piece. Waits while the client is too slow to take it.
 function RouteResponse:write(text) end
 
+--- Nothing more is sent by itself.
+function RouteResponse:rest() end
+
 --- One server-sent event: a text, or a value that is sent as JSON; and its name, if it has one.
 function RouteResponse:event(data, name) end
 
@@ -663,6 +666,7 @@ function Graph:head(x) end
 ---@field host? string
 ---@field hosts? table
 ---@field idle_timeout? number
+---@field keep_alive? number
 ---@field log? function
 ---@field max_bodies? integer
 ---@field max_body? integer

@@ -8,6 +8,7 @@
 ---
 --- exchange.fail(...) raises an error that becomes that answer.
 
+local core = require "llmrun.core"
 local errors = require "llmrun.errors"
 local json = require "llmrun.json"
 local loop = require "llmrun.loop"
@@ -171,6 +172,7 @@ function Response:write(text)
     if self.ended then error("res:write: the answer is complete already", 2) end
     if not self.begun then self:begin(200) end
     take_turn(self)
+    self.wrote = core.now()
     local at = check_sent(self, self.core:write(text))
     if at < #text then
         local guard <close> = setmetatable({}, { __close = function() give_turn(self) end }) -- luacheck: ignore 211
@@ -186,6 +188,29 @@ function Response:write(text)
     return self
 end
 
+--- Sends a comment, which clients skip, whenever a stream of events has been silent for so many seconds: proxies and
+--- clients cut off what seems dead, and a long prompt may take minutes.
+local function keep_alive(self, seconds)
+    if seconds <= 0 then return end
+    local function look()
+        local silent = core.now() - self.wrote
+        if silent >= seconds and not self.writing then
+            self.sign = loop.spawn_owned(function() self:write(": still at work\n\n") end)
+            silent = 0
+        end
+        self.timer = loop.after(math.max(seconds - silent, 0.01), look)
+    end
+    self.wrote = core.now()
+    self.timer = loop.after(seconds, look)
+end
+
+--- Nothing more is sent by itself.
+function Response:rest()
+    if self.timer then loop.cancel_timer(self.timer) end
+    if self.sign then self.sign:cancel("the answer has ended") end
+    self.timer, self.sign = nil, nil
+end
+
 --- One server-sent event: a text, or a value that is sent as JSON; and its name, if it has one.
 function Response:event(data, name)
     if not self.begun then
@@ -193,6 +218,7 @@ function Response:event(data, name)
         self.headers["X-Accel-Buffering"] = "no"
         self.events = true
         self:begin(200, "text/event-stream")
+        keep_alive(self, self.x.req.server.options.keep_alive or 15)
     end
     if type(data) ~= "string" then data = assert(json.encode(data, { replace = true })) end
     return self:write((name and "event: " .. name .. "\n" or "") .. "data: " .. data .. "\n\n")

@@ -38,7 +38,7 @@ M.options = {
     host = "string", port = "integer", models = "table", model_names = "table", routes = "table",
     api_keys = "table|string", openai = "boolean|table", page = "boolean|string", cors = "table", hosts = "table",
     scripts = "boolean|table", log = "function",
-    request_timeout = "number", drain_timeout = "number", on_ready = "function",
+    request_timeout = "number", drain_timeout = "number", keep_alive = "number", on_ready = "function",
     max_connections = "integer", max_requests = "integer", max_header = "integer", max_body = "integer",
     max_bodies = "integer", max_stream = "integer", idle_timeout = "number", header_timeout = "number",
     body_timeout = "number",
@@ -156,6 +156,7 @@ end
 local function ended(self, x, task)
     local res = x.res
     self.active[x.id] = nil
+    res:rest()
     if task.state == "failed" and not x.gone then
         local status, message, param, code = explain(task.error)
         if not status then
@@ -311,6 +312,7 @@ end
 ---   page: false: no page at /; "open": it comes without a key, and asks for one
 ---   cors: origins that browsers let in; hosts: further names of this server; log: function(text)
 ---   request_timeout, drain_timeout (30): seconds; on_ready(server)
+---   keep_alive (15; 0: never): seconds of silence after which a stream of events gets a comment, which clients skip
 ---   limits: max_connections (4096), max_requests (1024 at once), max_header (32 KiB), max_body (64 MiB),
 ---     max_bodies (256 MiB together), max_stream (256 KiB waiting for a client), idle_timeout (75 s), header_timeout
 ---     (20 s), body_timeout (120 s)

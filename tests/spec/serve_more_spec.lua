@@ -6,6 +6,48 @@ local S = dofile "tests/spec/serve_support.lua"
 local RESPONSES, EMBED = "/v1/responses", "/v1/embeddings"
 local with, serving = S.with, S.serving
 
+describe("a stream of events that is silent", function()
+    local function body(keep_alive)
+        local server <close> = S.start { keep_alive = keep_alive, routes = { ["GET /slow"] = function(_, res)
+            res:event "1"
+            llm.sleep(0.15)
+            res:event "2"
+        end, ["GET /text"] = function(_, res)
+            res:write "a"
+            llm.sleep(0.1)
+            res:write "b"
+        end } }
+        local r = S.get(server, "/slow")
+        return r.body, S.get(server, "/text").body
+    end
+
+    it("shows that it lives by comments", function()
+        local events, text = body(0.02)
+        assert.matches("^data: 1\n\n: still at work\n\n", events)
+        assert.equal("data: 1\n\ndata: 2\n\n", (events:gsub(": still at work\n\n", "")))
+        assert.equal("ab", text)
+        assert.equal("data: 1\n\ndata: 2\n\n", (body(0)))
+        assert.equal("data: 1\n\ndata: 2\n\n", (body(nil)))
+    end)
+
+    it("takes nothing with it when its client goes", function()
+        local res
+        local server <close> = S.start { keep_alive = 0.01, routes = { ["GET /slow"] = function(_, r)
+            res = r
+            r:event "a"
+            llm.sleep(60)
+        end } }
+        local net = require "llmrun.net"
+        local c = assert(net.connect("127.0.0.1", server.port))
+        c:send("GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        S.eventually(function() return res and res.sign end, 30)
+        c:close()
+        S.eventually(function() return not next(server.active) end, 30)
+        assert.is_nil(res.timer)
+        assert.is_nil(res.sign)
+    end)
+end)
+
 describe("a response", function()
     it("has OpenAI's shape", function()
         local t <close> = serving(S.teller({ "Hello", " world" }, { name = "tell" }))
