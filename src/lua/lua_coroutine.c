@@ -311,6 +311,7 @@ static int core_step(lua_State *L)
     lua_xmove(L, co, n);
     lr_lua_frame f;
     lr_lua_enter(&f, co);
+    lr_lua_watch_early(co);
     set_parked(co, IDLE);
     int st = lua_resume(co, L, n, &n);
     lr_lua_leave(&f);

@@ -220,6 +220,11 @@ static void arm(lua_State *L)
     lua_sethook(L, time_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKLINE | LUA_MASKCOUNT, 1);
 }
 
+void lr_lua_watch_early(lua_State *L)
+{
+    if (HOOKS_ALWAYS && lr_lua_limited()) lua_sethook(L, time_hook, LUA_MASKCOUNT, 1000);
+}
+
 /* On the engine's thread, between any two machine instructions: lua_sethook is made for that. */
 static void on_signal(int sig)
 {
@@ -377,7 +382,7 @@ int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_l
         watch.hard_at = lim->hard > 0 ? clock_ns(CLOCK_THREAD_CPUTIME_ID) + watch.hard : 0;
         begin_time(lim->seconds);
     }
-    if (HOOKS_ALWAYS && lr_lua_limited()) lua_sethook(L, time_hook, LUA_MASKCOUNT, 1000);
+    lr_lua_watch_early(L);
     int base = lua_gettop(L) - n_args;
     lua_pushcfunction(L, lr_lua_traceback);
     lua_insert(L, base);

@@ -101,6 +101,8 @@ bool lr_lua_limited(void);
 bool lr_lua_is_late(void);
 /* For loops in C: raises if the time of the limited call is over. */
 void lr_lua_check_time(lua_State *L);
+/* For a thread made before the limited call that resumes it: where signals are held back (the thread sanitizer). */
+void lr_lua_watch_early(lua_State *L);
 /* Nothing is stopped for its time while this is on: for reporting what was stopped. */
 void lr_lua_hold_time(bool on);
 
