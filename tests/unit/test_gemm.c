@@ -10,6 +10,7 @@
 #include <cmocka.h>
 #include "base/mem.h"
 #include "cpu/cpu.h"
+#include "cpu/ahead.h"
 #include "cpu/gemm.h"
 #include <math.h>
 #include <stdio.h>
@@ -283,7 +284,7 @@ static void check_company(const variant *v, int type, int n, int k)
 {
     enum { M = 70 };
     if (!takes(v, type)) return;
-    matrix a = matrix_new(type, n, k);
+    matrix a = matrix_new(type, n, k), next = matrix_new(LR_Q5_K, 40, 256);
     int strips = (n + 15) / 16;
     size_t ldx = (size_t)k, ldy = (size_t)strips * 16 + 16;
     float *x = random_rows(M, k, ldx), *y = lr_malloc(M * ldy * 4), *z = lr_malloc(M * ldy * 4);
@@ -297,6 +298,8 @@ static void check_company(const variant *v, int type, int n, int k)
         lr_qact qr = lr_qact_at(qa, (size_t)r0 * (size_t)k);
         const float *xr = x + (size_t)r0 * ldx;
         memset(z, 0x7B, M * ldy * 4);
+        a.w.then = a.w.packed && round % 2 ? round % 4 == 1 ? &next.w : &a.w : NULL;
+        a.w.then_strip = a.w.then == &a.w ? cut : 1;
         if (cut) v->t->gemm(&a.w, &qr, xr, ldx, m, z, ldy, 0, cut);
         if (cut2 < strips) v->t->gemm(&a.w, &qr, xr, ldx, m, z, ldy, cut2, strips);
         if (cut < cut2) v->t->gemm(&a.w, &qr, xr, ldx, m, z, ldy, cut, cut2);
@@ -309,6 +312,7 @@ static void check_company(const variant *v, int type, int n, int k)
     lr_free_aligned(x);
     if (a.w.packed) qact_free(&qa);
     matrix_free(&a);
+    matrix_free(&next);
 }
 
 static void test_company(void **state)
@@ -320,6 +324,41 @@ static void test_company(void **state)
         for (int i = 0; i < COUNT(quants); i++) check_company(v, quants[i], scalar ? 18 : 77, scalar ? 256 : 1280);
         for (int i = 0; i < COUNT(plains); i++) check_company(v, plains[i], scalar ? 18 : 77, scalar ? 70 : 333);
     }
+}
+
+/* What is asked for ahead: the blocks behind the first LR_AHEAD bytes, each once, then those of the next weight. */
+static void test_ahead(void **state)
+{
+    (void)state;
+    matrix a = matrix_new(LR_Q4_K, 16 * 7, 1024), b = matrix_new(LR_Q8_0, 16 * 5 - 3, 96);
+    const int first = LR_AHEAD / (int)lr_form_bytes(*lr_form_of(LR_Q4_K));
+    for (int s0 = 0; s0 < 7; s0++)
+        for (int with = 0; with < 2; with++) {
+            a.w.then = with ? &b.w : NULL;
+            a.w.then_strip = 2;
+            lr_ahead c;
+            lr_ahead_begin(&c, &a.w, s0, 7);
+            for (int n = first; n < (7 - s0) * 32; n++) {
+                assert_true(c.own);
+                assert_int_equal(c.s, s0 + n / 32);
+                assert_int_equal(c.b, n % 32);
+                assert_ptr_equal(c.at.q, (const uint8_t *)a.packed + (size_t)c.s * a.w.strip_bytes);
+                lr_ahead_step(*lr_form_of(LR_Q4_K), &c);
+            }
+            assert_false(c.own);
+            const int over = first > (7 - s0) * 32 ? first - (7 - s0) * 32 : 0; /* begins beyond its own strips */
+            for (int n = over; with && n < 3 * 3; n++) {
+                assert_int_equal(c.s, 2 + n / 3);
+                assert_int_equal(c.b, n % 3);
+                assert_ptr_equal(c.at.q, (const uint8_t *)b.packed + (size_t)c.s * b.w.strip_bytes);
+                lr_ahead_step(*lr_form_of(LR_Q4_K), &c);
+            }
+            assert_null(c.at.q);
+            lr_ahead_step(*lr_form_of(LR_Q4_K), &c);
+            assert_null(c.at.q);
+        }
+    matrix_free(&a);
+    matrix_free(&b);
 }
 
 /* Every table gives the scalar table's bits on rows of 8, 11 and 14 bits. */
@@ -491,7 +530,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pack_bytes), cmocka_unit_test(test_quantize), cmocka_unit_test(test_error),
         cmocka_unit_test(test_small_k),    cmocka_unit_test(test_company),  cmocka_unit_test(test_tables_agree),
-        cmocka_unit_test(test_reference),  cmocka_unit_test(test_extremes),
+        cmocka_unit_test(test_reference),  cmocka_unit_test(test_ahead),    cmocka_unit_test(test_extremes),
     };
     return cmocka_run_group_tests(tests, find_variants, NULL);
 }
