@@ -101,8 +101,20 @@ local function eagle_config(call, folder)
     if type(scaling) == "table" and (scaling.rope_type or scaling.type) ~= "default" then
         errors.raise(call, ("speculate.eagle: %s: rope_scaling is not supported"):format(path))
     end
+    if c.norm_before_residual == true then
+        errors.raise(call, ("speculate.eagle: %s: norm_before_residual is not supported"):format(path))
+    end
+    local taps = c.eagle_aux_hidden_state_layer_ids
+    for i = 1, type(taps) == "table" and 3 or 0 do
+        if not math.tointeger(taps[i]) or taps[i] < 1 or taps[i] > 1 << 20 or #taps ~= 3 then
+            errors.raise(call, ("speculate.eagle: %s: eagle_aux_hidden_state_layer_ids: three numbers expected")
+                :format(path))
+        end
+        taps[i] = math.tointeger(taps[i])
+    end
     local heads = integer "num_attention_heads"
     return {
+        taps = type(taps) == "table" and taps or nil,
         heads = heads, kv_heads = integer("num_key_value_heads", heads),
         head_dim = integer("head_dim", integer "hidden_size" // heads),
         eps = tonumber(c.rms_norm_eps) or 1e-6, rope_base = tonumber(c.rope_theta) or 10000,

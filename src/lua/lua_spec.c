@@ -300,8 +300,8 @@ int lr_lua_engine_set_draft(lua_State *L)
     return 1;
 }
 
-/* e:set_eagle(path, { heads =, kv_heads =, head_dim =, eps =, rope_base =, as_is =, kv_blocks = }) -> true; nil, text,
- * code */
+/* e:set_eagle(path, { heads =, kv_heads =, head_dim =, eps =, rope_base =, taps =, as_is =, kv_blocks = }) -> true;
+ * nil, text, code */
 int lr_lua_engine_set_eagle(lua_State *L)
 {
     lr_engine *e = lr_lua_check_engine(L, 1)->e;
@@ -317,6 +317,10 @@ int lr_lua_engine_set_eagle(lua_State *L)
     c.rope_base = (float)luaL_optnumber(L, -1, 10000);
     lua_getfield(L, 3, "as_is");
     c.as_is = lua_toboolean(L, -1);
+    for (int i = 0; i < 3 && lua_getfield(L, 3, "taps") == LUA_TTABLE; i++) {
+        lua_geti(L, -1, i + 1);
+        c.taps[i] = (int)luaL_optinteger(L, -1, 0);
+    }
     if (d.kv_blocks < 0) return luaL_error(L, "eagle: a negative size");
     if (lr_engine_set_eagle(e, path, &c, &d, &err)) return lr_lua_fail(L, &err);
     lua_pushboolean(L, 1);

@@ -454,6 +454,18 @@ static const lr_model_ops eagle_ops = {
     .memory = eagle_memory,
 };
 
+/* Features are told at these places and no others. */
+static int check_taps(const lr_eagle *e, lr_error *err)
+{
+    int n = e->g->base.n_kv_layers, at[TAPS] = {2, n / 2, n - 3};
+    const int *t = e->cfg.taps;
+    for (int i = 0; i < TAPS && e->third && t[0] > 0; i++)
+        if (t[i] != at[i])
+            return lr_fail(err, LR_EUNSUPPORTED, "features behind layers %d, %d, %d; of %d layers only %d, %d, %d",
+                           t[0], t[1], t[2], n, at[0], at[1], at[2]);
+    return 0;
+}
+
 static int check_config(const lr_eagle_config *c, lr_error *err)
 {
     if (c->n_heads < 1 || c->n_heads > 1024 || c->n_kv_heads < 1 || c->n_heads % c->n_kv_heads || c->head_dim < 2 ||
@@ -490,6 +502,7 @@ int lr_eagle_new(lr_model **out, lr_model *target, const char *path, const lr_ea
     rc = e->ops && e->width && e->route ? lr_safetensors_open(&e->file, path, false, err)
                                         : lr_fail(err, LR_ENOMEM, "no memory for a draft");
     if (!rc) rc = build(e, err);
+    if (!rc) rc = check_taps(e, err);
     if (!rc) rc = lr_part_features(target, e->third ? TAPS : 1, err);
     if (rc) {
         eagle_free(&e->base);

@@ -20,7 +20,8 @@
 typedef struct lr_eagle_config {
     int n_heads, n_kv_heads, head_dim;
     float eps, rope_base;
-    bool as_is; /* keeps the types of matrices; else they are rounded to Q8_0 */
+    int taps[3]; /* EAGLE-3: layers before each part of a feature, as the head's file says; 0 = 2, half, all but 3 */
+    bool as_is;  /* keeps the types of matrices; else they are rounded to Q8_0 */
 } lr_eagle_config;
 
 /* The draft of a started target, which must outlive it, unchanged. LR_EFORMAT, LR_ESHAPE: the file does not fit;

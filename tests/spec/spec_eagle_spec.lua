@@ -239,6 +239,8 @@ describe("an EAGLE head", function()
         raises("no JSON object", with("[", {}))
         raises("num_attention_heads", with("{}", {}))
         raises("rope_scaling", with('{"rope_scaling": {"rope_type": "yarn"}}', {}))
+        raises("norm_before_residual", with('{"norm_before_residual": true}', {}))
+        raises("three numbers", with('{"eagle_aux_hidden_state_layer_ids": [2, 4]}', {}))
         raises("no EAGLE head", with(CONFIG, {}))
         local fc = { "fc.weight", "F32", { 32, 64 }, gguf.random(32 * 64, 1, 1) }
         raises("rows of 32", with(CONFIG, { fc }))

@@ -181,7 +181,7 @@ static void check_logits(bool third, bool own, const double *hidden, const float
 
 /* ---- tests ---- */
 
-static const lr_eagle_config config = {HEADS, HEADS, DIM, 1e-5f, 10000, true};
+static const lr_eagle_config config = {HEADS, HEADS, DIM, 1e-5f, 10000, {0}, true};
 
 /* Rows in two batches, the second one's input being what the first one's last row says. */
 static void check_rows(lr_model *e, bool third, bool own)
@@ -318,6 +318,15 @@ static void test_bad_files(void **state)
     c = config;
     c.n_kv_heads = 0;
     assert_int_equal(lr_eagle_new(&e, m, path, &c, &err), LR_EINVAL);
+    write_file(path, true, true, 0);
+    c = config;
+    for (int i = 0; i < 2; i++) { /* of five layers: behind 2, 2, 2 */
+        c.taps[0] = c.taps[1] = c.taps[2] = 2 + i;
+        assert_int_equal(lr_eagle_new(&e, m, path, &c, &err), i ? LR_EUNSUPPORTED : 0);
+        if (i == 0) lr_model_free(e);
+        lr_model_free(m);
+        m = sg_make(SG_LAYERS, -1);
+    }
     lr_model_free(m);
     unlink(path);
 }
