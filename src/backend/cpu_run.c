@@ -368,7 +368,13 @@ static int count_tasks(const run_ctx *c, const stage *s, int rows, int strips)
  * Each product is told what the thread reads after it, in this stage or the next one with products. */
 enum { FEW_ROWS = 8, UNIT_BYTES = 16 << 10, UNIT_MOST = 64, TASK_BYTES = 512 << 10, IDLE_BYTES = 96 << 10 };
 
-static bool is_shared(const stage *s, int rows) { return s->kind == STAGE_GEMM && s->route < 0 && rows <= FEW_ROWS; }
+/* Not with experts: their tasks are pieces of slots. */
+static bool is_shared(const lr_plan *p, const stage *s, int rows)
+{
+    for (int i = 0; s->kind == STAGE_GEMM && i < s->n; i++)
+        if (p->ops[p->items[s->first + i].a].route >= 0) return false;
+    return s->kind == STAGE_GEMM && rows <= FEW_ROWS;
+}
 
 /* Bytes of a strip of an item. */
 static size_t strip_bytes(const lr_plan *p, const gemm_item *it)
@@ -489,7 +495,7 @@ static bool reads_next(const run_ctx *c, const stage *s, int strips, int thread,
     if (i == p->n_stages) return false;
     s = &p->stages[i];
     const int rows = rows_of(c, s->narrow, s->route);
-    if (rows == 0 || !is_shared(s, rows)) return false;
+    if (rows == 0 || !is_shared(p, s, rows)) return false;
     strips = unit_strips(c, s);
     const int first = share_begin(c, s, strips, thread);
     if (first >= share_begin(c, s, strips, thread + 1)) return false;
@@ -642,7 +648,7 @@ static lr_pool_phase phase_of(run_ctx *c)
     default:
         if (!c->second) return (lr_pool_phase){c->lora && s->route < 0 ? c->rows : 0, false};
         if (p->be->observed) observe(c, s, c->rows);
-        c->shared = is_shared(s, c->rows);
+        c->shared = is_shared(p, s, c->rows);
         c->strips = c->shared ? unit_strips(c, s) : gemm_strips(c, s, c->rows);
         return (lr_pool_phase){c->shared ? share_out(c, s, c->strips) : count_tasks(c, s, c->rows, c->strips), false};
     }
