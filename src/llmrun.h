@@ -48,7 +48,7 @@ typedef struct llmrun_options {
     size_t kv_bytes;      /* memory of the KV pool */
     const char *device;   /* "cpu", "cuda:0" */
     const char *compute;  /* "fast"; "f32": the exact, slow reference path */
-    const char *kv_type;  /* "f16"; "f32", "bf16", "q8_0", "q4_0" */
+    const char *kv_type;  /* "f16"; "f32", "bf16", "q8_0", "q4_0"; on GPUs "fp8" */
 } llmrun_options;
 
 /* Loads a GGUF file, a folder that holds one, or a model by the name that scripts/fetch_model knows. options may be

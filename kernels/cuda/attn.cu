@@ -96,12 +96,19 @@ static __device__ __forceinline__ uint4 kv_eight(const lr_cu_kv_part &p, const l
         uint2 w = *(const uint2 *)(block + at);
 #pragma unroll
         for (int j = 0; j < 8; j++) v[j] = cu_e4m3((uint8_t)((j < 4 ? w.x : w.y) >> 8 * (j % 4)));
-    } else if (p.type == LR_Q8_0) { // at is a multiple of 8
-        uint2 w = *(const uint2 *)(block + at);
+    } else if (cu_kv_turned(p.type)) { // at is a multiple of 8
         size_t values = cu_kv_values(p.type, kv.n_kv_heads, kv.head_dim, kv.block_size);
         float d = cu_f16(((const uint16_t *)(block + values))[at / 32]);
+        uint2 w = *(const uint2 *)(block + (p.type == LR_Q8_0 ? at : at / 32 * 16 + at % 16)), u = make_uint2(0, 0);
+        int half = at % 32 / 16 * 4, pair = (int)(at % 32 / 8) * 2;
+        if (p.type == LR_CU_Q6) u = *(const uint2 *)(block + cu_kv_upper(kv) + at / 32 * 8);
 #pragma unroll
-        for (int j = 0; j < 8; j++) v[j] = d * (float)(int8_t)((j < 4 ? w.x : w.y) >> 8 * (j % 4));
+        for (int j = 0; j < 8; j++) {
+            int b = (int)((j < 4 ? w.x : w.y) >> 8 * (j % 4)) & 255, q = b >> half & 15;
+            int up = (int)((j < 4 ? u.x : u.y) >> (8 * (j % 4) + pair)) & 3;
+            q = p.type == LR_Q8_0 ? (int)(int8_t)b : p.type == LR_Q4_0 ? (q ^ 8) - 8 : ((up << 4 | q) ^ 32) - 32;
+            v[j] = __fmul_rn(d, (float)q);
+        }
     } else {
 #pragma unroll
         for (int j = 0; j < 8; j++) {

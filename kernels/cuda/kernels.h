@@ -209,25 +209,34 @@ typedef struct lr_cu_rows_at {
     int tree_words;
 } lr_cu_rows_at;
 
-/* fp8 keys and values: not a file format, so no lr_dtype of its own */
+/* Keys and values have types of their own beside lr_dtype's: fp8, and the keys of a Q4_0 cache, of 6 bits. */
 #define LR_CU_E4M3 60
+#define LR_CU_Q6   61
 
 /* Keys or values of one layer. Block b begins at base + b * block_stride and holds (n_kv_heads, block_size, head_dim)
- * values; Q8_0 is int8 values in that order and then half scales (n_kv_heads, block_size, head_dim / 32), the first of
- * them at a multiple of 16 bytes. */
+ * values. Q8_0, Q4_0, Q6: integers in that order and then half scales (n_kv_heads, block_size, head_dim / 32), the
+ * first of them at a multiple of 16 bytes. Of 32 that share a scale, Q4_0 has j and j + 16 in a byte (j the lower
+ * half), 16 bytes; Q6 has its lower 4 bits so, and behind all of them, from a multiple of 16 bytes on, the upper two:
+ * j, j + 8, j + 16, j + 24 in a byte, 8 bytes.
+ *
+ * These three keep a turned basis: each part of head_dim whose size is the largest power of two that divides it, times
+ * the Hadamard matrix over the root of its size, which is its own inverse. It spreads what is large in few dimensions.
+ * Queries over such keys are turned as well, and sums over such values have to be turned back: lr_cu_turn_rows. */
 typedef struct lr_cu_kv_part {
     void *base;
     size_t block_stride; /* bytes, a multiple of 16 */
-    int type;            /* LR_F32, LR_F16, LR_BF16, LR_Q8_0, LR_CU_E4M3 */
+    int type;            /* LR_F32, LR_F16, LR_BF16, LR_Q8_0, LR_Q4_0, LR_CU_Q6, LR_CU_E4M3 */
 } lr_cu_kv_part;
 
 typedef struct lr_cu_kv {
-    lr_cu_kv_part k, v;                   /* of one type */
-    int n_kv_heads, head_dim, block_size; /* block_size 1..256; head_dim 2..256, even; of 32 for Q8_0 */
+    lr_cu_kv_part k, v;                   /* F32 and BF16 have only each other; all else goes with all */
+    int n_kv_heads, head_dim, block_size; /* block_size 1..256; head_dim 2..256, even; of 32 for integers */
+    const float *center; /* (n_kv_heads, head_dim) taken off keys of integer types before they are turned, or NULL */
 } lr_cu_kv;
 
 /* Bytes of one block's keys (or values), a multiple of 16; 0 for a type that can't be. */
 size_t lr_cu_kv_bytes(int type, int n_kv_heads, int head_dim, int block_size);
+bool lr_cu_kv_turned(int type);
 
 /* As lr_rope, with the angles' frequencies made by lr_cu_rope_freq and kept on the device. */
 typedef struct lr_cu_rope {
@@ -244,11 +253,14 @@ void lr_cu_rope_freq(float base, float freq_scale, const float *factors, int n_r
 cudaError_t lr_cu_rope_rows(const lr_cu_rope *, const float *x, const lr_cu_rows_at *, float *out, cudaStream_t);
 /* Writes keys and values (rows, n_kv_heads * head_dim) to the rows' slots. */
 cudaError_t lr_cu_kv_put(const lr_cu_kv *, const float *k, const float *v, const lr_cu_rows_at *, cudaStream_t);
-/* All of it at once: q (rotated by rq, to q_out), k (rotated by rk) and v into the KV. rq or rk NULL: not rotated; q
- * may be NULL. Optional norms of each head come first: w (head_dim), no bias, no residual. */
+/* All of it at once: q (rotated by rq, and turned if keys are, to q_out), k (rotated by rk) and v into the KV. rq or rk
+ * NULL: not rotated; q may be NULL. Optional norms of each head come first: w (head_dim), no bias, no residual. */
 cudaError_t lr_cu_rope_kv(const lr_cu_rope *rq, const lr_cu_rope *rk, const lr_cu_norm *nq, const lr_cu_norm *nk,
                           const float *q, const float *k, const float *v, float *q_out, int n_heads, const lr_cu_kv *,
                           const lr_cu_rows_at *, cudaStream_t);
+
+/* x (m, n_heads * head_dim) -> out: the turn of the integer types, and back. The same place or another. */
+cudaError_t lr_cu_turn_rows(const float *x, int m, int n_heads, int head_dim, float *out, cudaStream_t);
 
 /* Copies n whole blocks inside the store, block_bytes (a multiple of 16) each: src[i] -> dst[i] (device arrays). */
 cudaError_t lr_cu_kv_copy(void *base, size_t block_bytes, const int32_t *dst, const int32_t *src, int n, cudaStream_t);
@@ -274,7 +286,8 @@ int lr_cu_attn_tile_rows(int n_heads, int n_kv_heads, int head_dim, bool wide);
 /* Bytes of workspace for tiles of n_rows rows over contexts of up to max_slots; 0 up to LR_CU_CHUNK. Wide tiles need
  * none. */
 size_t lr_cu_attn_work(int n_rows, int n_heads, int head_dim, int max_slots);
-/* out (rows, n_heads * head_dim) = attention of q over the KV of the rows' sequences. tiles: n_tiles of them (n = 0:
+/* out (rows, n_heads * head_dim) = attention of q over the KV of the rows' sequences; q is in the keys' basis, out in
+ * that of the values. tiles: n_tiles of them (n = 0:
  * none), of any of the rows; NULL: rows first_row .. first_row + n_tiles - 1 are one each. Rows from first_row to
  * first_row + n_rows of lr_cu_attn_work have workspace. wide: tiles of up to
  * lr_cu_attn_tile_rows(.., true) rows, for prompts; else up to those of false, for decoding. max_slots: the grid

@@ -41,22 +41,64 @@ static __device__ __forceinline__ float rotated(const lr_cu_rope &r, const float
     return second ? x[i] * c[pair] + x[other] * s[pair] : x[i] * c[pair] - x[other] * s[pair];
 }
 
+// The turn of a head's values in shared memory, by a warp: sums of neighbours first, as on a CPU.
+static __device__ __forceinline__ void turn(float *x, int dim)
+{
+    int block = dim & -dim, lane = threadIdx.x % 32;
+    float f = __fdiv_rn(1.0f, __fsqrt_rn((float)block));
+    for (int h = 1; h < block; h *= 2) {
+        __syncwarp();
+        for (int p = lane; p < dim / 2; p += 32) {
+            int i = p / h * 2 * h + p % h;
+            float lo = x[i], hi = x[i + h];
+            x[i] = __fadd_rn(lo, hi);
+            x[i + h] = __fsub_rn(lo, hi);
+        }
+    }
+    __syncwarp();
+    for (int i = lane; i < dim; i += 32) x[i] = __fmul_rn(x[i], f);
+    __syncwarp();
+}
+
+static __device__ __forceinline__ int whole(float v, float d, int low, int high)
+{
+    v = d != 0 ? __fdiv_rn(v, d) : 0;
+    return v == v ? max(low, min(high, __float2int_rn(fminf(fmaxf(v, -1000.0f), 1000.0f)))) : 0;
+}
+
+// 32 values that share a scale, one a lane; i: of the lane.
+static __device__ __forceinline__ void put_group(const lr_cu_kv_part &p, const lr_cu_kv &kv, char *block, size_t at,
+                                                 float v)
+{
+    int lane = threadIdx.x % 32, low = p.type == LR_Q8_0 ? -127 : p.type == LR_Q4_0 ? -8 : -32;
+    float top = cu_warp_max(v == v ? fabsf(v) : 0.0f), high = cu_warp_max(v == v ? v : 0.0f);
+    // the largest value, whatever its sign, becomes the lowest of 4 or 6 bits
+    float d = p.type == LR_Q8_0 ? __fdiv_rn(top, 127.0f) : __fdiv_rn(high == top ? top : -top, (float)low);
+    uint16_t half = cu_to_f16(fminf(fmaxf(d, -65504.0f), 65504.0f));
+    int q = whole(v, cu_f16(half), low, -low - (p.type != LR_Q8_0));
+    size_t group = at / 32;
+    if (lane == 0)
+        ((uint16_t *)(block + cu_kv_values(p.type, kv.n_kv_heads, kv.head_dim, kv.block_size)))[group] = half;
+    if (p.type == LR_Q8_0) {
+        ((int8_t *)block)[at] = (int8_t)q;
+        return;
+    }
+    int q16 = __shfl_down_sync(CU_FULL, q, 16), q8 = __shfl_down_sync(CU_FULL, q, 8),
+        q24 = __shfl_down_sync(CU_FULL, q, 24);
+    if (lane < 16) ((uint8_t *)block)[group * 16 + lane] = (uint8_t)((q & 15) | (q16 & 15) << 4);
+    if (p.type == LR_CU_Q6 && lane < 8)
+        ((uint8_t *)block + cu_kv_upper(kv))[group * 8 + lane] =
+            (uint8_t)((q >> 4 & 3) | (q8 >> 4 & 3) << 2 | (q16 >> 4 & 3) << 4 | (q24 >> 4 & 3) << 6);
+}
+
 // One value of a head into its slot. All lanes come, i = lane + multiples of 32.
 static __device__ __forceinline__ void put_value(const lr_cu_kv_part &p, const put_args &a, char *block, int head,
                                                  int in_block, int i, float v, bool there)
 {
     const lr_cu_kv &kv = a.kv;
     size_t slot = (size_t)head * kv.block_size + in_block, at = slot * kv.head_dim + i;
-    if (p.type == LR_Q8_0) { // head_dim is of 32: whole warps
-        float d = cu_warp_max(fabsf(v)) / 127.0f;
-        uint16_t h = cu_to_f16(d);
-        d = cu_f16(h);
-        int q = d > 0 ? __float2int_rn(v / d) : 0;
-        ((int8_t *)block)[at] = (int8_t)max(-127, min(127, q));
-        if (i % 32 == 0) {
-            size_t values = cu_kv_values(p.type, kv.n_kv_heads, kv.head_dim, kv.block_size);
-            ((uint16_t *)(block + values))[at / 32] = h;
-        }
+    if (cu_kv_turned(p.type)) { // head_dim is of 32: whole warps
+        put_group(p, kv, block, at, v);
         return;
     }
     if (!there) return;
@@ -105,6 +147,18 @@ __global__ void __launch_bounds__(THREADS) rope_kv_k(put_args a)
         const lr_cu_rope &r = what == 0 ? a.rq : a.rk;
         const lr_cu_kv_part &part = what == 1 ? a.kv.k : a.kv.v;
         char *block = what ? cu_kv_block(part, a.at, seq, slot, a.kv.block_size) : nullptr;
+        if (a.put && cu_kv_turned(what == 2 ? a.kv.v.type : a.kv.k.type)) {
+            float v[MAX_DIM / 32];
+            for (int k = 0; k < dim / 32; k++)
+                v[k] = rotate ? rotated(r, y, lane + k * 32, what ? cs[2] : cs[0], what ? cs[3] : cs[1])
+                              : y[lane + k * 32];
+            __syncwarp();
+            const float *center = what == 1 && a.kv.center ? a.kv.center + (size_t)n * dim : nullptr;
+            for (int k = 0; k < dim / 32; k++)
+                y[lane + k * 32] = center ? __fsub_rn(v[k], center[lane + k * 32]) : v[k];
+            turn(y, dim);
+            rotate = false;
+        }
         for (int i0 = 0; i0 < dim; i0 += 32) {
             int i = i0 + lane;
             bool there = i < dim;
@@ -115,6 +169,17 @@ __global__ void __launch_bounds__(THREADS) rope_kv_k(put_args a)
                 a.q_out[((size_t)row * nq + n) * dim + i] = v;
         }
     }
+}
+
+__global__ void __launch_bounds__(THREADS) turn_k(const float *x, int n, int dim, float *out)
+{
+    SHARED(float, head, [WARPS][MAX_DIM]);
+    int warp = threadIdx.x / 32, lane = threadIdx.x % 32, i = blockIdx.x * WARPS + warp;
+    if (i >= n) return;
+    float *y = head[warp];
+    for (int j = lane; j < dim; j += 32) y[j] = x[(size_t)i * dim + j];
+    turn(y, dim);
+    for (int j = lane; j < dim; j += 32) out[(size_t)i * dim + j] = y[j];
 }
 
 __global__ void __launch_bounds__(THREADS)
@@ -136,12 +201,23 @@ extern "C" {
 
 size_t lr_cu_kv_bytes(int type, int n_kv_heads, int head_dim, int block_size)
 {
-    if (type != LR_F32 && type != LR_F16 && type != LR_BF16 && type != LR_Q8_0 && type != LR_CU_E4M3) return 0;
+    bool turned = cu_kv_turned(type);
+    if (type != LR_F32 && type != LR_F16 && type != LR_BF16 && type != LR_CU_E4M3 && !turned) return 0;
     if (n_kv_heads <= 0 || head_dim < 2 || head_dim > MAX_DIM || head_dim % 2 || block_size < 1 || block_size > 256)
         return 0;
     size_t n = cu_kv_values(type, n_kv_heads, head_dim, block_size);
-    if (type != LR_Q8_0) return n;
+    if (!turned) return n;
     return head_dim % 32 ? 0 : n + cu_round16((size_t)n_kv_heads * block_size * (head_dim / 32) * 2);
+}
+
+bool lr_cu_kv_turned(int type) { return cu_kv_turned(type); }
+
+cudaError_t lr_cu_turn_rows(const float *x, int m, int n_heads, int head_dim, float *out, cudaStream_t s)
+{
+    if (m < 0 || n_heads <= 0 || head_dim < 2 || head_dim > MAX_DIM || head_dim % 2) return cudaErrorInvalidValue;
+    if (m == 0) return cudaSuccess;
+    int n = m * n_heads;
+    return cu_launch(turn_k, dim3((n + WARPS - 1) / WARPS), dim3(THREADS), 0, s, x, n, head_dim, out);
 }
 
 void lr_cu_rope_freq(float base, float freq_scale, const float *factors, int n_rot, double *freq)

@@ -51,7 +51,7 @@ local function engine_config(call, o, default_kv_type)
     local types = require("llmrun.plan").kv_value_bytes
     for _, name in ipairs { "type", "value_type" } do
         if kv[name] and not types[kv[name]] then
-            errors.raise(call, ("kv.%s: f32, f16, bf16, q8_0 or q4_0 expected, got '%s'"):format(name, kv[name]))
+            errors.raise(call, ("kv.%s: f32, f16, bf16, fp8, q8_0 or q4_0 expected, got '%s'"):format(name, kv[name]))
         end
     end
     local blocks = kv.blocks

@@ -51,7 +51,7 @@ local function run_script(file, hp, script)
 end
 
 --- Bytes of one value in KV of a type. Keys of q4_0 have 6 bits.
-M.kv_value_bytes = { f32 = 4, f16 = 2, bf16 = 2, q8_0 = 34 / 32, q4_0 = 18 / 32 }
+M.kv_value_bytes = { f32 = 4, f16 = 2, bf16 = 2, fp8 = 1, q8_0 = 34 / 32, q4_0 = 18 / 32 }
 M.kv_key_bytes = setmetatable({ q4_0 = 26 / 32 }, { __index = M.kv_value_bytes })
 
 --- KV layers { kv_heads, head_dim, window } of an open GGUF file, and its hyperparameters; nil, text.

@@ -36,8 +36,12 @@ void lr_backend_free(lr_backend *b)
 
 bool lr_kv_type_good(int type)
 {
-    return type == LR_F32 || type == LR_F16 || type == LR_BF16 || type == LR_Q8_0 || type == LR_Q4_0;
+    return type == LR_F32 || type == LR_F16 || type == LR_BF16 || type == LR_Q8_0 || type == LR_Q4_0 ||
+           type == LR_KV_FP8;
 }
+
+int lr_kv_type_parse(const char *name) { return strcmp(name, "fp8") == 0 ? LR_KV_FP8 : lr_dtype_parse(name); }
+const char *lr_kv_type_text(int type) { return type == LR_KV_FP8 ? "fp8" : lr_dtype_name(type); }
 
 int lr_kv_layer_type(int type, int layer) { return layer == 0 && (type == LR_Q8_0 || type == LR_Q4_0) ? LR_F16 : type; }
 
@@ -45,6 +49,7 @@ size_t lr_kv_part_bytes(const lr_kv_spec *s, int layer, bool keys)
 {
     const lr_kv_layer *l = &s->layers[layer];
     int type = lr_kv_layer_type(keys ? s->type : s->value_type, s->first_layer + layer);
+    if (type == LR_KV_FP8) return ((size_t)l->n_kv_heads * l->head_dim * s->block_size + 63) & ~(size_t)63;
     return (lr_cpu_kv_bytes(type, keys, l->n_kv_heads, l->head_dim, s->block_size) + 63) & ~(size_t)63;
 }
 

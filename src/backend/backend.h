@@ -210,7 +210,7 @@ typedef struct lr_kv_layer {
 typedef struct lr_kv_spec {
     int n_layers;
     const lr_kv_layer *layers;
-    int type;                   /* of keys: LR_F32, LR_F16, LR_BF16, LR_Q8_0, LR_Q4_0; see lr_kv_layer_type */
+    int type;                   /* of keys: LR_F32, LR_F16, LR_BF16, LR_Q8_0, LR_Q4_0, LR_KV_FP8; see below */
     int value_type;             /* of values */
     int block_size;             /* token slots a block, 1..256 */
     int n_blocks[LR_KV_GROUPS]; /* 0 = the group is not in use */
@@ -223,6 +223,11 @@ typedef struct lr_kv_spec {
 int lr_kv_layer_type(int type, int layer);
 /* Can keys or values have this type? */
 bool lr_kv_type_good(int type);
+/* A type that only KV has, on GPUs: a byte a value, 4 bits of exponent and 3 of mantissa, up to 448. */
+#define LR_KV_FP8 60
+/* The types' names: lr_dtype's, and "fp8"; -1 and NULL for others. */
+int lr_kv_type_parse(const char *name);
+const char *lr_kv_type_text(int type);
 
 typedef struct lr_lora lr_lora; /* a low-rank adapter as the backend keeps it */
 

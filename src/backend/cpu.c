@@ -162,9 +162,10 @@ static int cpu_kv_new(lr_backend *b, const lr_kv_spec *s, lr_kv_store **out, lr_
     if (s->block_size < 1 || s->block_size > 256)
         return lr_fail(err, LR_EINVAL, "KV block size %d is not in 1..256", s->block_size);
     int bad = lr_kv_type_good(s->type) ? s->value_type : s->type;
-    if (!lr_kv_type_good(bad))
-        return lr_fail(err, LR_EUNSUPPORTED, "KV type %s is not one of f32, f16, bf16, q8_0, q4_0",
-                       lr_dtype_name(bad) ? lr_dtype_name(bad) : "?");
+    if (s->type == LR_KV_FP8) bad = s->type;
+    if (!lr_kv_type_good(bad) || bad == LR_KV_FP8)
+        return lr_fail(err, LR_EUNSUPPORTED, "KV type %s is not one of the CPU's: f32, f16, bf16, q8_0, q4_0",
+                       lr_kv_type_text(bad) ? lr_kv_type_text(bad) : "?");
     lr_kv_store *kv = lr_calloc(1, sizeof *kv);
     if (!kv) return lr_fail(err, LR_ENOMEM, "no memory for the KV store");
     size_t n = (size_t)s->n_layers;

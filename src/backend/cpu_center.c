@@ -2,16 +2,14 @@
  *
  * A bias on the keys' projection can be a hundred times as large as what tells one key from another, and a scale that
  * has to reach it leaves the rest too few steps. Taking the same vector off all keys of a layer changes no weight of
- * the softmax, so the mean of the bias over positions 0 .. SPAN-1, turned by RoPE as the keys are, is taken off: nearly
- * all of it in the slow dimensions, where such biases lie, and nothing in the fast ones, whose mean is 0. For a turn of
- * angle a a position, the mean of the factor is a geometric sum: sin(SPAN a / 2) / (SPAN sin(a / 2)), turned by
- * (SPAN - 1) a / 2.
+ * the softmax, so the mean of the bias over the first SPAN (8192) positions, turned by RoPE as the keys are, is taken
+ * off: nearly all of it in the slow dimensions, where such biases lie, and nothing in the fast ones, whose mean is 0.
+ * For a turn of angle a a position, the mean of the factor is a geometric sum: sin(SPAN a / 2) / (SPAN sin(a / 2)),
+ * turned by (SPAN - 1) a / 2.
  */
 #include "backend/cpu_int.h"
+#include "backend/kv_center.h"
 #include "base/mem.h"
-#include <math.h>
-
-enum { SPAN = 8192 };
 
 static const plan_op *maker(const lr_plan *p, int value)
 {
@@ -30,20 +28,6 @@ static bool shift_free(const lr_plan *p, int layer)
     return true;
 }
 
-/* One head's bias b -> its mean over the positions. */
-static void turn_head(const rope_table *t, bool interleaved, float *b)
-{
-    int half = t->n_rot / 2;
-    for (int i = 0; i < half; i++) {
-        float *x = b + (interleaved ? 2 * i : i), *y = interleaved ? x + 1 : x + half;
-        double a = t->freq[i] / 2, s = sin(a), mean = fabs(s) > 1e-12 ? sin(SPAN * a) / (SPAN * s) : 1;
-        double c = mean * t->attn_scale * cos((SPAN - 1) * a), d = mean * t->attn_scale * sin((SPAN - 1) * a);
-        double x0 = *x, y0 = *y;
-        *x = (float)(x0 * c - y0 * d);
-        *y = (float)(x0 * d + y0 * c);
-    }
-}
-
 static int center_of(lr_plan *p, plan_op *kv, lr_error *err)
 {
     const plan_op *made = maker(p, kv->in[0]), *rope = made && made->kind == LR_OP_ROPE ? made : NULL;
@@ -52,8 +36,9 @@ static int center_of(lr_plan *p, plan_op *kv, lr_error *err)
     int width = p->values[kv->in[0]].width;
     float *c = lr_memdup(made->bias->vec, (size_t)width * sizeof *c);
     if (!c) return lr_fail(err, LR_ENOMEM, "no memory for the plan");
+    const rope_table *t = rope ? &p->ropes[rope->rope] : NULL;
     for (int h = 0; rope && h < rope->n_heads; h++)
-        turn_head(&p->ropes[rope->rope], rope->layer_norm, c + (size_t)h * (size_t)rope->head_dim);
+        lr_kv_center_turn(t->freq, t->n_rot, rope->layer_norm, t->attn_scale, c + (size_t)h * (size_t)rope->head_dim);
     kv->center = c;
     return 0;
 }

@@ -50,8 +50,8 @@ struct lr_weight {
 
 typedef struct cuda_kv_layer {
     lr_kv_layer shape;
-    int type;
-    size_t k_at, v_at; /* in a block of its group */
+    int k_type, v_type; /* as the kernels name them */
+    size_t k_at, v_at;  /* in a block of its group */
 } cuda_kv_layer;
 
 struct lr_kv_store {
@@ -109,6 +109,8 @@ typedef struct cuda_step {
         const int32_t *at_dev;     /* the same on the device */
     } gather;                      /* GATHER */
     bool by_row;                   /* MUL: in[1] is one value a row */
+    bool turn_q;                   /* ATTN: queries have not been turned as the keys are */
+    const float *center;           /* ROPE_KV: taken off all keys, or NULL */
     int layer, act;
     float scale;
 } cuda_step;

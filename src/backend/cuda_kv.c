@@ -29,12 +29,18 @@ void lr_cuda_kv_free(lr_backend *b, lr_kv_store *kv)
     lr_free(kv);
 }
 
-/* As lr_kv_layer_type, which is not in the plugin: the first layer of few bits stays at F16. */
-static int layer_type(int type, int layer) { return layer == 0 && (type == LR_Q8_0) ? LR_F16 : type; }
+_Static_assert(LR_KV_FP8 == LR_CU_E4M3, "the kernels' name for it");
+
+/* As lr_kv_layer_type, which is not in the plugin: the first layer of few bits stays at F16. Keys of Q4_0 have 6. */
+static int layer_type(int type, int layer, bool keys)
+{
+    if (type != LR_Q8_0 && type != LR_Q4_0) return type;
+    return layer == 0 ? LR_F16 : keys && type == LR_Q4_0 ? LR_CU_Q6 : type;
+}
 
 static const char *type_name(int type)
 {
-    const char *name = lr_dtype_name(type);
+    const char *name = type == LR_KV_FP8 ? "fp8" : lr_dtype_name(type);
     return name ? name : "?";
 }
 
@@ -42,15 +48,18 @@ static int lay_out(lr_kv_store *kv, const lr_kv_spec *s, lr_error *err)
 {
     for (int i = 0; i < s->n_layers; i++) {
         cuda_kv_layer *l = &kv->layers[i];
-        *l = (cuda_kv_layer){.shape = s->layers[i], .type = layer_type(s->type, s->first_layer + i)};
+        *l = (cuda_kv_layer){.shape = s->layers[i],
+                             .k_type = layer_type(s->type, s->first_layer + i, true),
+                             .v_type = layer_type(s->value_type, s->first_layer + i, false)};
         int g = l->shape.group;
-        size_t part = lr_cu_kv_bytes(l->type, l->shape.n_kv_heads, l->shape.head_dim, s->block_size);
-        if (!part)
-            return lr_fail(err, LR_EUNSUPPORTED, "CUDA has no KV of type %s with heads of %d", type_name(l->type),
-                           l->shape.head_dim);
+        size_t keys = lr_cu_kv_bytes(l->k_type, l->shape.n_kv_heads, l->shape.head_dim, s->block_size);
+        size_t values = lr_cu_kv_bytes(l->v_type, l->shape.n_kv_heads, l->shape.head_dim, s->block_size);
+        if (!keys || !values)
+            return lr_fail(err, LR_EUNSUPPORTED, "CUDA has no KV of type %s with heads of %d",
+                           type_name(keys ? s->value_type : s->type), l->shape.head_dim);
         l->k_at = kv->block_bytes[g];
-        l->v_at = l->k_at + part;
-        kv->block_bytes[g] = l->v_at + part;
+        l->v_at = l->k_at + keys;
+        kv->block_bytes[g] = l->v_at + values;
     }
     return 0;
 }
@@ -75,12 +84,16 @@ int lr_cuda_kv_new(lr_backend *b, const lr_kv_spec *s, lr_kv_store **out, lr_err
 {
     if (s->block_size < 1 || s->block_size > 256)
         return lr_fail(err, LR_EINVAL, "KV block size %d is not in 1..256", s->block_size);
-    if (s->type != s->value_type)
-        return lr_fail(err, LR_EUNSUPPORTED, "keys of type %s and values of type %s: on CUDA both are of one type",
-                       type_name(s->type), type_name(s->value_type));
-    if (!lr_cu_kv_bytes(s->type, 1, 32, 16))
-        return lr_fail(err, LR_EUNSUPPORTED, "KV type %s is not one that CUDA has (f32, f16, bf16, q8_0)",
-                       type_name(s->type));
+    for (int i = 0; i < 2; i++) {
+        int type = i ? s->value_type : s->type;
+        if (!lr_cu_kv_bytes(type, 1, 32, 16))
+            return lr_fail(err, LR_EUNSUPPORTED,
+                           "KV type %s is not one that CUDA has (f32, f16, bf16, fp8, q8_0, q4_0)", type_name(type));
+        if (s->type != s->value_type && (type == LR_F32 || type == LR_BF16))
+            return lr_fail(err, LR_EUNSUPPORTED,
+                           "keys of type %s and values of type %s: on CUDA %s goes with itself only",
+                           type_name(s->type), type_name(s->value_type), type_name(type));
+    }
     lr_kv_store *kv = lr_calloc(1, sizeof *kv);
     if (kv) kv->layers = lr_calloc((size_t)s->n_layers, sizeof *kv->layers);
     if (!kv || !kv->layers) {

@@ -5,6 +5,7 @@
  * kernel that made them does on the way. A piece of memory lives from the step that fills it to its last reader.
  */
 #include "backend/cuda_int.h"
+#include "backend/kv_center.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -214,6 +215,52 @@ static int unfold(builder *b, cuda_step *s, int side, int v)
     return v;
 }
 
+/* Queries are turned in their place. */
+static int read_twice(lr_error *err)
+{
+    return lr_fail(err, LR_EUNSUPPORTED, "CUDA has no KV of integers for a graph that reads queries twice");
+}
+
+/* Scores of the layer have no fixed point that a shift would move: no sink beside them, no cap on them. */
+static bool shift_free(const builder *b, int layer)
+{
+    for (int i = 0; i < b->g->n_ops; i++) {
+        const lr_op *o = &b->g->ops[i];
+        if (o->kind == LR_OP_ATTN && o->u.attn.layer == layer && (o->u.attn.sinks || o->u.attn.softcap > 0))
+            return false;
+    }
+    return true;
+}
+
+static const lr_op *made_by(const builder *b, int v) { return b->maker[v] >= 0 ? &b->g->ops[b->maker[v]] : NULL; }
+
+/* What the keys have in common, for few bits: as cpu_center.c. */
+static int center_of(builder *b, cuda_step *s, int keys, lr_error *err)
+{
+    const lr_op *made = made_by(b, keys), *rope = made && made->kind == LR_OP_ROPE ? made : NULL;
+    int width = b->g->width[keys];
+    if (!lr_cu_kv_turned(b->kv->layers[s->layer].k_type)) return 0;
+    if (rope) made = made_by(b, rope->in[0]);
+    if (!made || made->kind != LR_OP_LINEAR || !made->bias || !shift_free(b, s->layer)) return 0;
+    float *c = lr_malloc((size_t)width * sizeof *c);
+    double *freq = lr_malloc((size_t)width * sizeof *freq);
+    cudaError_t e = cudaSuccess;
+    if (c && freq) e = cudaStreamSynchronize(b->be->stream); /* it may still be on its way */
+    if (c && freq && !e) e = cudaMemcpy(c, made->bias->data, (size_t)width * sizeof *c, cudaMemcpyDeviceToHost);
+    if (c && freq && !e) {
+        const lr_rope *r = rope ? &rope->u.rope : NULL;
+        if (r) lr_cu_rope_freq(r->base, r->freq_scale, r->factors, r->n_rot, freq);
+        for (int h = 0; r && h < r->n_heads; h++)
+            lr_kv_center_turn(freq, r->n_rot, r->interleaved, r->attn_scale, c + (size_t)h * (size_t)r->head_dim);
+        s->center = keep(b, c, width);
+    }
+    int rc = !c || !freq ? lr_fail(err, LR_ENOMEM, "no memory for the plan") : 0;
+    if (e) rc = lr_cuda_failed(b->be, (int)e, "reading a bias", err);
+    lr_free(c);
+    lr_free(freq);
+    return rc;
+}
+
 static int kv_step(builder *b, int i, lr_error *err)
 {
     const lr_op *o = &b->g->ops[i], *attn = attn_behind(b, i);
@@ -225,6 +272,9 @@ static int kv_step(builder *b, int i, lr_error *err)
     s->layer = o->u.attn.layer;
     s->in[1] = value(b, unfold(b, s, 1, o->in[0]));
     s->in[2] = value(b, o->in[1]);
+    int rc = center_of(b, s, o->in[0], err);
+    if (rc) return rc;
+    if (with_q && b->uses[q] > 1 && lr_cu_kv_turned(b->kv->layers[s->layer].k_type)) return read_twice(err);
     if (with_q) {
         s->attn.n_heads = attn->u.attn.n_heads;
         s->in[0] = value(b, unfold(b, s, 0, q));
@@ -241,6 +291,9 @@ static int attn_step(builder *b, const lr_op *o, lr_error *err)
     cuda_step *s = push_step(b, LR_OP_ATTN, o->out, false);
     s->in[0] = value(b, o->in[0]);
     s->layer = a->layer;
+    int maker = b->maker[o->in[0]];
+    s->turn_q = lr_cu_kv_turned(b->kv->layers[a->layer].k_type) && !(maker >= 0 && b->folded[maker]);
+    if (s->turn_q && b->uses[o->in[0]] > 1) return read_twice(err);
     s->attn =
         (lr_cu_attn){a->n_heads, a->scale, a->softcap, a->window, a->sinks ? keep(b, a->sinks, a->n_heads) : NULL};
     return 0;
@@ -507,6 +560,7 @@ static int alloc_builder(builder *b, lr_error *err)
     for (size_t i = 0; i < no; i++) {
         const lr_op *o = &g->ops[i];
         if (o->kind == LR_OP_ROPE) floats += (size_t)o->u.rope.n_rot + 4;
+        if (o->kind == LR_OP_KV) floats += (size_t)g->width[o->in[0]] + 4;
         if (o->kind == LR_OP_ATTN) floats += (size_t)o->u.attn.n_heads + 4;
         if (o->kind == LR_OP_GATHER) floats += LR_CUDA_RANKS + 4;
     }

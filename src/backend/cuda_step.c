@@ -29,8 +29,8 @@ static lr_cu_kv kv_of(const lr_kv_store *kv, const cuda_kv_layer *l)
 {
     int g = l->shape.group;
     char *base = kv->base[g];
-    return (lr_cu_kv){.k = {base + l->k_at, kv->block_bytes[g], l->type},
-                      .v = {base + l->v_at, kv->block_bytes[g], l->type},
+    return (lr_cu_kv){.k = {base + l->k_at, kv->block_bytes[g], l->k_type},
+                      .v = {base + l->v_at, kv->block_bytes[g], l->v_type},
                       .n_kv_heads = l->shape.n_kv_heads,
                       .head_dim = l->shape.head_dim,
                       .block_size = kv->block_size};
@@ -54,6 +54,7 @@ static cudaError_t echo(const lr_plan *p, const lr_kv_store *kv, const cuda_step
     where.seq = d + m->echo_seq;
     where.pos = where.slot = d + m->echo_pos;
     lr_cu_kv to = kv_of(kv, l);
+    to.center = s->center;
     if (!e)
         e = lr_cu_rope_kv(NULL, s->has_rope[1] ? &s->rope[1] : NULL, NULL, s->has_norm[1] ? &s->head_norm[1] : NULL,
                           NULL, k, v, NULL, 0, &to, &where, st);
@@ -70,6 +71,7 @@ static cudaError_t rope_kv(const lr_plan *p, const lr_kv_store *kv, const cuda_s
         norm[i] = s->has_norm[i] ? &s->head_norm[i] : NULL;
     }
     lr_cu_kv to = kv_of(kv, l);
+    to.center = s->center;
     lr_cu_rows_at where = rows_of(p, m, l->shape.group);
     cudaError_t e = lr_cu_rope_kv(rope[0], rope[1], norm[0], norm[1], at(p, s->in[0]), at(p, s->in[1]), at(p, s->in[2]),
                                   at(p, s->out[0]), s->attn.n_heads, &to, &where, p->be->stream);
@@ -97,6 +99,8 @@ static cudaError_t attention(const lr_plan *p, const lr_kv_store *kv, const cuda
     lr_cu_kv from = kv_of(kv, l);
     lr_cu_rows_at where = rows_of(p, m, l->shape.group);
     cudaError_t e = cudaSuccess;
+    if (s->turn_q)
+        e = lr_cu_turn_rows(at(p, s->in[0]), m->rows, s->attn.n_heads, from.head_dim, at(p, s->in[0]), p->be->stream);
     for (int t = 0; t < w->n_narrow && !e;) {
         int n = tiles_that_fit(p, host + t, w->n_narrow - t, s->attn.n_heads, l->shape.head_dim, w->max_slots);
         e = lr_cu_attn_rows(&s->attn, &from, at(p, s->in[0]), &where, dev + t, n, host[t].row, false, w->max_slots,
@@ -106,6 +110,8 @@ static cudaError_t attention(const lr_plan *p, const lr_kv_store *kv, const cuda
     if (!e && w->n_wide)
         e = lr_cu_attn_rows(&s->attn, &from, at(p, s->in[0]), &where, dev + w->n_narrow, w->n_wide, 0, true,
                             w->max_slots, at(p, s->out[0]), NULL, p->be->stream);
+    if (!e && lr_cu_kv_turned(from.v.type))
+        e = lr_cu_turn_rows(at(p, s->out[0]), m->rows, s->attn.n_heads, from.head_dim, at(p, s->out[0]), p->be->stream);
     return e;
 }
 

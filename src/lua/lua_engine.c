@@ -224,9 +224,9 @@ static int engine_info(lua_State *L)
     set_int(L, "max_seqs", c->max_seqs);
     set_int(L, "chunk", c->chunk);
     set_int(L, "prompt_rows", c->prompt_rows);
-    lua_pushstring(L, lr_dtype_name(c->kv_type));
+    lua_pushstring(L, lr_kv_type_text(c->kv_type));
     lua_setfield(L, -2, "kv_type");
-    lua_pushstring(L, lr_dtype_name(c->kv_value_type));
+    lua_pushstring(L, lr_kv_type_text(c->kv_value_type));
     lua_setfield(L, -2, "kv_value_type");
     lr_backend *be = lr_model_backend(lr_parallel_own(lr_engine_model(e)));
     lua_pushstring(L, be ? be->ops->describe(be) : "scripted");
@@ -419,9 +419,9 @@ static int read_config(lua_State *L)
     c.spill_bytes = opt_bytes(L, 2, "spill_bytes", c.spill_bytes);
     if (!lua_isnoneornil(L, 2)) read_blocks(L, 2, &c);
     const char *type = lr_lua_opt_str(L, 2, "kv_type", NULL), *preempt = lr_lua_opt_str(L, 2, "preempt", NULL);
-    if (type && (c.kv_type = lr_dtype_parse(type)) < 0) return luaL_error(L, "unknown KV type '%s'", type);
+    if (type && (c.kv_type = lr_kv_type_parse(type)) < 0) return luaL_error(L, "unknown KV type '%s'", type);
     type = lr_lua_opt_str(L, 2, "kv_value_type", NULL);
-    if (type && (c.kv_value_type = lr_dtype_parse(type)) < 0) return luaL_error(L, "unknown KV type '%s'", type);
+    if (type && (c.kv_value_type = lr_kv_type_parse(type)) < 0) return luaL_error(L, "unknown KV type '%s'", type);
     if (preempt && strcmp(preempt, "swap") != 0 && strcmp(preempt, "recompute") != 0)
         return luaL_error(L, "preempt: \"swap\" or \"recompute\" expected, got '%s'", preempt);
     if (preempt) c.preempt = strcmp(preempt, "swap") == 0 ? LR_PREEMPT_SWAP : LR_PREEMPT_RECOMPUTE;

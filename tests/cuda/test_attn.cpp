@@ -14,6 +14,8 @@ struct attn_case {
     int window;
     bool sinks;
     std::vector<seq_of> seqs;
+    int v_type = -1; // as type
+    int of_v() const { return v_type < 0 ? type : v_type; }
 };
 
 struct scene {
@@ -97,6 +99,7 @@ bool attend(const std::string &name, const scene &s, const kv_store &kv, bool wi
     dev<int32_t> dseq(s.seq), dpos(s.pos), dslot(s.slot), dtable(s.table), dat(s.table_at), dtree(s.tree_at);
     dev<uint32_t> dbits(s.bits);
     dev<float> dq(s.q), dsinks(s.sinks), dout(s.q.size());
+    if (lr_cu_kv_turned(c.type)) run(name, [&] { return lr_cu_turn_rows(dq, s.rows, c.heads, c.dim, dq, 0); });
     std::vector<lr_cu_tile> tiles;
     for (int i = 0; i < s.rows;) {
         int n = 1;
@@ -116,6 +119,7 @@ bool attend(const std::string &name, const scene &s, const kv_store &kv, bool wi
                                    wide, max_slots, dout, work, 0);
         }))
         return false;
+    if (lr_cu_kv_turned(c.of_v())) run(name, [&] { return lr_cu_turn_rows(dout, s.rows, c.heads, c.dim, dout, 0); });
     *out = dout.get();
     return true;
 }
@@ -127,21 +131,27 @@ bool visible(const scene &s, int row, int slot)
     return s.c.window == 0 || slot > s.pos[row] - s.c.window;
 }
 
-std::vector<double> reference(const scene &s, const std::vector<float> &k, const std::vector<float> &v)
+std::vector<double> reference(const scene &s, std::vector<float> k, std::vector<float> v)
 {
     const attn_case &c = s.c;
+    std::vector<float> q = s.q;
+    if (lr_cu_kv_turned(c.type)) {
+        q = turned(q, c.dim);
+        k = turned(k, c.dim);
+    }
+    if (lr_cu_kv_turned(c.of_v())) v = turned(v, c.dim);
     int type16 = c.type == LR_BF16 || c.type == LR_F32 ? c.type : LR_F16; // what is multiplied
     std::vector<double> out(s.q.size());
     std::vector<size_t> begin;
     size_t at = 0;
-    for (auto &q : c.seqs) {
+    for (auto &seq : c.seqs) {
         begin.push_back(at);
-        at += (size_t)(q.pos + q.n);
+        at += (size_t)(seq.pos + seq.n);
     }
-    auto kept = [&](const std::vector<float> &x, size_t j) {
+    auto kept = [&](int type, const std::vector<float> &x, size_t j) {
         std::vector<float> group;
-        if (c.type == LR_Q8_0) group.assign(x.begin() + j / 32 * 32, x.begin() + j / 32 * 32 + 32);
-        return kv_round(type16, kv_round(c.type, x[j], group), {});
+        if (lr_cu_kv_turned(type)) group.assign(x.begin() + j / 32 * 32, x.begin() + j / 32 * 32 + 32);
+        return kv_round(type16, kv_round(type, x[j], group), {});
     };
     for (int row = 0; row < s.rows; row++)
         for (int h = 0; h < c.heads; h++) {
@@ -154,7 +164,7 @@ std::vector<double> reference(const scene &s, const std::vector<float> &k, const
                 double d = 0;
                 size_t base = ((begin[s.seq[row]] + t) * c.kv_heads + kvh) * c.dim;
                 for (int i = 0; i < c.dim; i++)
-                    d += kv_round(type16, s.q[((size_t)row * c.heads + h) * c.dim + i], {}) * kept(k, base + i);
+                    d += kv_round(type16, q[((size_t)row * c.heads + h) * c.dim + i], {}) * kept(c.type, k, base + i);
                 d /= sqrt((double)c.dim);
                 if (c.softcap > 0) d = c.softcap * tanh(d / c.softcap);
                 p[t] = d;
@@ -166,9 +176,9 @@ std::vector<double> reference(const scene &s, const std::vector<float> &k, const
                 if (p[t] > 0)
                     for (int i = 0; i < c.dim; i++)
                         out[((size_t)row * c.heads + h) * c.dim + i] +=
-                            p[t] / sum * kept(v, ((begin[s.seq[row]] + t) * c.kv_heads + kvh) * c.dim + i);
+                            p[t] / sum * kept(c.of_v(), v, ((begin[s.seq[row]] + t) * c.kv_heads + kvh) * c.dim + i);
         }
-    return out;
+    return lr_cu_kv_turned(c.of_v()) ? turned(out, c.dim) : out;
 }
 
 void one(const attn_case &c, uint64_t seed)
@@ -176,7 +186,7 @@ void one(const attn_case &c, uint64_t seed)
     rnd r(seed), r2(seed + 1), r3(seed + 1);
     scene s = make(c, r);
     std::string name = fmt("attn %s", c.name);
-    kv_store kv(c.type, c.kv_heads, c.dim, c.block_size, s.blocks);
+    kv_store kv(c.type, c.of_v(), c.kv_heads, c.dim, c.block_size, s.blocks);
     std::vector<float> k, v, decode, other;
     fill(s, kv, r2, &k, &v);
     std::vector<int32_t> table = s.table;
@@ -197,7 +207,7 @@ void one(const attn_case &c, uint64_t seed)
     again("wide tiles of one", true, 0, s.max_slots);
     s.table = table; // other pages
     for (auto &b : s.table) b = s.blocks - 1 - b;
-    kv_store kv2(c.type, c.kv_heads, c.dim, c.block_size, s.blocks);
+    kv_store kv2(c.type, c.of_v(), c.kv_heads, c.dim, c.block_size, s.blocks);
     fill(s, kv2, r3, &k, &v);
     forget(s);
     if (attend(name, s, kv2, true, wide, s.max_slots, &other))
@@ -215,6 +225,10 @@ void test_attn()
         {"f32 20", LR_F32, 2, 1, 20, 5, 0, 0, true, {{40, 3, false}}},
         {"f32 64 trees window softcap", LR_F32, 2, 1, 64, 16, 3, 40, false, {{100, 7, true}, {50, 2, false}}},
         {"q8_0 64", LR_Q8_0, 4, 2, 64, 16, 0, 0, false, {{70, 5, false}}},
+        {"q4_0 64", LR_CU_Q6, 4, 2, 64, 16, 0, 0, false, {{70, 5, false}, {258, 1, false}}, LR_Q4_0},
+        {"q4_0 128 trees window", LR_CU_Q6, 4, 1, 128, 16, 0, 60, true, {{130, 7, true}, {3, 1, false}}, LR_Q4_0},
+        {"q8_0 96 f16", LR_Q8_0, 2, 1, 96, 7, 3, 0, false, {{40, 30, false}}, LR_F16},
+        {"f16 64 e4m3", LR_F16, 2, 1, 64, 16, 0, 0, false, {{40, 5, true}}, LR_CU_E4M3},
         {"e4m3 96", LR_CU_E4M3, 2, 2, 96, 16, 0, 0, false, {{65, 2, false}}},
         {"f16 256", LR_F16, 2, 1, 256, 16, 30.0f, 0, false, {{80, 5, false}}},
         {"20 heads share", LR_F16, 20, 1, 32, 16, 0, 0, false, {{30, 2, false}, {0, 1, false}}},
@@ -225,9 +239,9 @@ void test_attn()
     int i = 0;
     for (auto &c : cases) {
         i++;
-        if (!small_only || i == 1 || i == 4 || i == 5 || i == 11) one(c, seed += 2);
+        if (!small_only || i == 1 || i == 4 || i == 5 || i == 8 || i == 15) one(c, seed += 2);
     }
-    kv_store kv(LR_F16, 2, 64, 16, 1);
+    kv_store kv(LR_F16, LR_F16, 2, 64, 16, 1);
     lr_cu_kv view = kv.view();
     lr_cu_attn p = {3, 1, 0, 0, nullptr};
     refuses("3 heads on 2",

@@ -1,13 +1,13 @@
 // test_kv.cpp - kv.cu: rotation, head norms, keys and values in every type, copies of blocks.
 #include "test_kv.h"
 
-double kv_read(const kv_store &kv, const std::vector<uint8_t> &bytes, int block, int head, int slot, int i)
+double kv_read(const kv_store &kv, bool of_v, const std::vector<uint8_t> &bytes, int block, int head, int slot, int i)
 {
-    const uint8_t *p = bytes.data() + (size_t)block * kv.stride;
+    const uint8_t *p = bytes.data() + (size_t)block * (of_v ? kv.v_stride : kv.stride);
     size_t at = ((size_t)head * kv.block_size + slot) * kv.dim + i, n = (size_t)kv.heads * kv.block_size * kv.dim;
     uint16_t h;
     float f;
-    switch (kv.type) {
+    switch (of_v ? kv.v_type : kv.type) {
     case LR_F32:
         memcpy(&f, p + 4 * at, 4);
         return f;
@@ -20,6 +20,18 @@ double kv_read(const kv_store &kv, const std::vector<uint8_t> &bytes, int block,
     case LR_Q8_0:
         memcpy(&h, p + (n + 15) / 16 * 16 + at / 32 * 2, 2);
         return (double)lr_f16_to_f32(h) * (int8_t)p[at];
+    case LR_Q4_0: {
+        memcpy(&h, p + (n / 2 + 15) / 16 * 16 + at / 32 * 2, 2);
+        int q = p[at / 32 * 16 + at % 16] >> (at % 32 < 16 ? 0 : 4) & 15;
+        return (double)lr_f16_to_f32(h) * (q < 8 ? q : q - 16);
+    }
+    case LR_CU_Q6: {
+        size_t upper = (n / 2 + 15) / 16 * 16;
+        memcpy(&h, p + upper + (n / 4 + 15) / 16 * 16 + at / 32 * 2, 2);
+        int q = p[at / 32 * 16 + at % 16] >> (at % 32 < 16 ? 0 : 4) & 15;
+        q |= (p[upper + at / 32 * 8 + at % 8] >> at % 32 / 8 * 2 & 3) << 4;
+        return (double)lr_f16_to_f32(h) * (q < 32 ? q : q - 64);
+    }
     default: { // E4M3
         int b = p[at], e = b >> 3 & 15, m = b & 7;
         double v = e ? ldexp(8 + m, e - 10) : ldexp(m, -9);
@@ -43,6 +55,16 @@ double kv_round(int type, double v, const std::vector<float> &group)
         float d = round_f16(max / 127.0f);
         return d > 0 ? (double)d * nearbyintf((float)v / d) : 0;
     }
+    case LR_Q4_0:
+    case LR_CU_Q6: {
+        float max = 0, high = 0, low = type == LR_Q4_0 ? -8 : -32;
+        for (float x : group) {
+            max = fmaxf(max, fabsf(x));
+            high = fmaxf(high, x);
+        }
+        float d = round_f16((high == max ? max : -max) / low);
+        return d != 0 ? (double)d * fmin(fmax(nearbyintf((float)v / d), low), -low - 1) : 0;
+    }
     default: {
         double a = fmin(fabs(v), 448.0);
         int e;
@@ -58,6 +80,7 @@ namespace
 struct put_case {
     int type, heads, kv_heads, dim, n_rot, block_size;
     bool interleaved, norms, rotate, q;
+    int v_type = -1; // as type
 };
 
 std::vector<float> rope_ref(const std::vector<float> &x, int heads, int dim, int n_rot, bool interleaved,
@@ -91,7 +114,8 @@ void put_one(const put_case &c, rnd &r)
     std::string name =
         fmt("rope+kv type %d heads %d/%d dim %d rot %d block %d%s%s%s", c.type, c.heads, c.kv_heads, c.dim, c.n_rot,
             c.block_size, c.interleaved ? " interleaved" : "", c.norms ? " norms" : "", c.rotate ? "" : " plain");
-    kv_store kv(c.type, c.kv_heads, c.dim, c.block_size, 6);
+    int v_type = c.v_type < 0 ? c.type : c.v_type;
+    kv_store kv(c.type, v_type, c.kv_heads, c.dim, c.block_size, 6);
     std::vector<int32_t> seq = {0, 1, 1, -1}, pos = {5, 9000, 9001, 7},
                          slot = {5, 2 * c.block_size - 1, 2 * c.block_size, 7};
     slot[0] = c.block_size > 5 ? 5 : 0;
@@ -110,6 +134,10 @@ void put_one(const put_case &c, rnd &r)
     lr_cu_norm nq = {dwq, nullptr, c.heads * c.dim, c.dim, 1e-6f, false},
                nk = {dwk, nullptr, c.kv_heads * c.dim, c.dim, 1e-6f, false};
     lr_cu_kv lkv = kv.view();
+    auto center = normals(r, (size_t)c.kv_heads * c.dim, 20);
+    dev<float> dcenter(center);
+    bool centered = lr_cu_kv_turned(c.type) && c.norms;
+    if (centered) lkv.center = dcenter;
     const lr_cu_rope *pr = c.rotate ? &rope : nullptr;
     if (!run(name, [&] {
             return lr_cu_rope_kv(pr, pr, c.norms ? &nq : nullptr, c.norms ? &nk : nullptr, c.q ? dq.p : nullptr, dk, dv,
@@ -120,6 +148,12 @@ void put_one(const put_case &c, rnd &r)
     int rot = c.rotate ? c.n_rot : 0;
     auto qr = rope_ref(q, c.heads, c.dim, rot, c.interleaved, p, freq, 1.25f, c.norms ? &wq : nullptr);
     auto kr = rope_ref(k, c.kv_heads, c.dim, rot, c.interleaved, p, freq, 1.25f, c.norms ? &wk : nullptr);
+    if (lr_cu_kv_turned(c.type)) {
+        for (size_t i = 0; i < kr.size() && centered; i++) kr[i] -= center[i % center.size()];
+        qr = turned(qr, c.dim);
+        kr = turned(kr, c.dim);
+    }
+    if (lr_cu_kv_turned(v_type)) v = turned(v, c.dim);
     size_t real = (size_t)3 * c.heads * c.dim;
     if (c.q) {
         auto got = dqo.get();
@@ -139,28 +173,33 @@ void put_one(const put_case &c, rnd &r)
                     const std::vector<float> &from = what ? v : kr;
                     size_t j = ((size_t)row * c.kv_heads + h) * c.dim + i;
                     int block = table[table_at[seq[row]] + slot[row] / c.block_size];
-                    got.push_back((float)kv_read(kv, what ? vb : kb, block, h, slot[row] % c.block_size, i));
+                    got.push_back((float)kv_read(kv, what, what ? vb : kb, block, h, slot[row] % c.block_size, i));
                     size_t g = j - i % 32;
                     std::vector<float> group;
-                    if (c.type == LR_Q8_0) group.assign(from.begin() + g, from.begin() + g + 32);
-                    want.push_back(kv_round(c.type, from[j], group));
+                    int type = what ? v_type : c.type;
+                    if (lr_cu_kv_turned(type)) group.assign(from.begin() + g, from.begin() + g + 32);
+                    want.push_back(kv_round(type, from[j], group));
                     // a value next to a rounding edge may go either way, as the device's own arithmetic decides
                     double max = fabs(from[j]);
                     for (float x : group) max = fmax(max, fabs((double)x));
-                    double step = what                ? 1e-6
-                                  : c.type == LR_F32  ? 2e-6
-                                  : c.type == LR_F16  ? 1e-3
-                                  : c.type == LR_BF16 ? 8e-3
-                                  : c.type == LR_Q8_0 ? 8e-3
-                                                      : 0.13;
+                    double step = what                 ? 1e-6
+                                  : c.type == LR_F32   ? 2e-6
+                                  : c.type == LR_F16   ? 1e-3
+                                  : c.type == LR_BF16  ? 8e-3
+                                  : c.type == LR_Q8_0  ? 8e-3
+                                  : c.type == LR_CU_Q6 ? 0.033
+                                                       : 0.13;
                     size.push_back(step * max + 1e-6 + (what || c.type != LR_CU_E4M3 ? 0 : 0.002));
                     written++;
                 }
     near(name + ": kv", got, want, 1.0, &size);
-    size_t unit = c.type == LR_F32 ? 4 : c.type == LR_F16 || c.type == LR_BF16 ? 2 : 1, touched = 0;
+    auto bits = [](int t) {
+        return t == LR_F32 ? 32 : t == LR_F16 || t == LR_BF16 ? 16 : t == LR_CU_Q6 ? 6 : t == LR_Q4_0 ? 4 : 8;
+    };
+    size_t touched = 0;
     for (auto *b : {&kb, &vb})
         for (uint8_t x : *b) touched += x != 0xff;
-    verdict(touched <= written * unit + written / 32 * 2, name + ": elsewhere",
+    verdict(touched <= written / 2 * (bits(c.type) + bits(v_type)) / 8 + written / 32 * 2, name + ": elsewhere",
             "more was written than the rows' slots");
 }
 
@@ -209,13 +248,17 @@ void test_kv()
              {LR_BF16, 3, 1, 80, 40, 7, true, true, true, true},
              {LR_F32, 2, 2, 20, 20, 32, false, true, true, true},
              {LR_Q8_0, 2, 1, 128, 128, 16, false, false, true, true},
+             {LR_CU_Q6, 4, 2, 64, 64, 16, false, true, true, true, LR_Q4_0},
+             {LR_CU_Q6, 2, 1, 96, 96, 5, true, false, true, false, LR_Q8_0},
+             {LR_Q8_0, 2, 1, 256, 128, 3, false, false, true, true, LR_F16},
              {LR_CU_E4M3, 2, 2, 64, 32, 16, true, false, true, false},
              {LR_F16, 2, 2, 256, 256, 1, false, true, false, true},
          })
         put_one(c, r);
     test_copy();
     test_rope();
-    verdict(lr_cu_kv_bytes(LR_Q4_0, 1, 64, 16) == 0 && lr_cu_kv_bytes(LR_Q8_0, 1, 48, 16) == 0 &&
+    verdict(lr_cu_kv_bytes(LR_Q4_0, 1, 64, 16) == 576 && lr_cu_kv_bytes(LR_CU_Q6, 1, 64, 16) == 832 &&
+                lr_cu_kv_bytes(LR_Q4_1, 1, 64, 16) == 0 && lr_cu_kv_bytes(LR_Q8_0, 1, 48, 16) == 0 &&
                 lr_cu_kv_bytes(LR_F16, 1, 258, 16) == 0 && lr_cu_kv_bytes(LR_F16, 3, 10, 7) == 432,
             "kv bytes", "wrong");
 }

@@ -107,7 +107,7 @@ describe("the CUDA backend, emulated", function()
     end
 
     it("gives the same bits alone and in any company", function()
-        for _, kv_type in ipairs { "f16", "q8_0" } do
+        for _, kv_type in ipairs { "f16", "q8_0", "q4_0" } do
             local want, s1 = run({}, program, tiny, "cuda:0", "fast", "alone", kv_type)
             assert.equal(0, s1, want)
             local got, s2 = run({ LLMRUN_DEVICE = "cuda:0" }, program, tiny, "auto", "fast", "together", kv_type)

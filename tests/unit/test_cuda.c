@@ -202,13 +202,14 @@ static int best(const float *l, int n)
 
 /* ---- against the CPU ---- */
 
-static void against_cpu(const dm_shape *s, const char *name, lr_compute compute, double most)
+/* kv, gpu_kv: of the CPU and of the device. */
+static double error_of(const dm_shape *s, lr_compute compute, int kv, int gpu_kv, int *differ)
 {
     static const int prompt[] = {5, 19, 1}, steps = 4;
     dm_model cpu, gpu;
     seq a[3], b[3];
-    open_model(&cpu, "cpu", LR_COMPUTE_F32, s, LR_F32, 16);
-    open_model(&gpu, "cuda:0", compute, s, compute == LR_COMPUTE_F32 ? LR_F32 : LR_F16, 16);
+    open_model(&cpu, "cpu", LR_COMPUTE_F32, s, kv, 16);
+    open_model(&gpu, "cuda:0", compute, s, gpu_kv, 16);
     for (int i = 0; i < 3; i++) {
         seq_new(&a[i], &cpu, i * 50, prompt[i], s->vocab);
         b[i] = a[i];
@@ -217,7 +218,7 @@ static void against_cpu(const dm_shape *s, const char *name, lr_compute compute,
     float *x = calloc(25 * v, sizeof *x), *y = calloc(25 * v, sizeof *y);
     seq *pa[] = {&a[0], &a[1], &a[2]}, *pb[] = {&b[0], &b[1], &b[2]};
     double worst = 0;
-    int differ = 0;
+    *differ = 0;
     for (int step = 0; step <= steps; step++) {
         int ones[] = {1, 1, 1};
         run(&cpu, pa, step ? ones : prompt, 3, false, x);
@@ -226,17 +227,43 @@ static void against_cpu(const dm_shape *s, const char *name, lr_compute compute,
         if (!(e <= worst)) worst = e;
         for (int i = 0; i < 3; i++) { /* greedy, the CPU's choice for both */
             int t = best(x + (size_t)i * v, s->vocab);
-            if (best(y + (size_t)i * v, s->vocab) != t) differ++;
+            if (best(y + (size_t)i * v, s->vocab) != t) ++*differ;
             a[i].tokens[a[i].n++] = t;
             b[i].tokens[b[i].n++] = t;
         }
     }
-    if (!(worst <= most)) fail_msg("%s: normalised error %.3g, %.3g allowed", name, worst, most);
-    if (compute == LR_COMPUTE_F32) assert_int_equal(differ, 0);
     free(x);
     free(y);
     dm_close(&cpu);
     dm_close(&gpu);
+    return worst;
+}
+
+static void against_cpu(const dm_shape *s, const char *name, lr_compute compute, double most)
+{
+    int differ;
+    double worst = error_of(s, compute, LR_F32, compute == LR_COMPUTE_F32 ? LR_F32 : LR_F16, &differ);
+    if (!(worst <= most)) fail_msg("%s: normalised error %.3g, %.3g allowed", name, worst, most);
+    if (compute == LR_COMPUTE_F32) assert_int_equal(differ, 0);
+}
+
+/* KV of few bits keeps what the CPU's keeps: the error against the CPU with the same types is that of the device's
+ * products, and less than what the types cost. */
+static void test_kv_types(void **st)
+{
+    (void)st;
+    static const struct {
+        int model, kv;
+        double most;
+    } tries[] = {{1, LR_Q8_0, 5e-5}, {1, LR_Q4_0, 1e-4}, {2, LR_Q4_0, 2e-3}, {3, LR_Q4_0, 4e-4}};
+    int differ;
+    if (missing) skip();
+    for (size_t i = 0; i < sizeof tries / sizeof *tries; i++) {
+        double e = error_of(&models[tries[i].model].s, LR_COMPUTE_FAST, tries[i].kv, tries[i].kv, &differ);
+        if (!(e <= tries[i].most)) fail_msg("KV of type %d: error %.3g", tries[i].kv, e);
+    }
+    assert_true(error_of(&models[1].s, LR_COMPUTE_FAST, LR_F32, LR_Q4_0, &differ) > 5e-4);
+    assert_true(error_of(&models[3].s, LR_COMPUTE_FAST, LR_F32, LR_KV_FP8, &differ) < 1e-3);
 }
 
 static void test_f32(void **st)
@@ -337,7 +364,7 @@ static void test_promise(void **st)
 {
     (void)st;
     if (missing) skip();
-    static const int kv[N_MODELS] = {LR_F16, LR_Q8_0, LR_BF16, LR_F32, LR_F16, LR_F16, LR_F16, LR_F16};
+    static const int kv[N_MODELS] = {LR_F16, LR_Q8_0, LR_BF16, LR_F32, LR_Q4_0, LR_KV_FP8, LR_F16, LR_F16};
     int rounds = sanitized ? 1 : 2;
     for (int i = 0; i < N_MODELS; i++) same_bits(i, LR_COMPUTE_FAST, kv[i], i ? rounds : 2 * rounds);
     same_bits(0, LR_COMPUTE_F32, LR_F32, 1);
@@ -569,9 +596,10 @@ static void test_refused(void **st)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_f32),     cmocka_unit_test(test_default), cmocka_unit_test(test_promise),
-        cmocka_unit_test(test_loose),   cmocka_unit_test(test_moves),   cmocka_unit_test(test_echoes),
-        cmocka_unit_test(test_devices), cmocka_unit_test(test_full),    cmocka_unit_test(test_refused),
+        cmocka_unit_test(test_f32),     cmocka_unit_test(test_default), cmocka_unit_test(test_kv_types),
+        cmocka_unit_test(test_promise), cmocka_unit_test(test_loose),   cmocka_unit_test(test_moves),
+        cmocka_unit_test(test_echoes),  cmocka_unit_test(test_devices), cmocka_unit_test(test_full),
+        cmocka_unit_test(test_refused),
     };
     char path[2048] = "";
     unsetenv("LLMRUN_DEVICE");
