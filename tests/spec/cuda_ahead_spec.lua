@@ -29,7 +29,7 @@ local function begun(i)
     return s
 end
 local function options(i, more)
-    local o = { max_tokens = 9 + i * 3, seed = 40 + i, ignore_eos = true, sampler = sampler }
+    local o = { max_tokens = 8 + i * 2, seed = 40 + i, ignore_eos = true, sampler = sampler }
     for k, v in pairs(more or {}) do o[k] = v end
     return o
 end
