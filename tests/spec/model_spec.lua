@@ -104,7 +104,7 @@ describe("SmolLM2 #model", function()
             { "/dev/null", "/dev/null" },
             { "unknown option 'thread' (did you mean 'threads'?)", "smollm2", { thread = 2 } },
             { "kv: unknown option 'size'", "smollm2", { kv = { size = 1 } } },
-            { "kv.type: f32, f16, bf16, q8_0 or q4_0 expected, got 'int4'", "smollm2", { kv = { type = "int4" } } },
+            { "kv.type: f32, f16, bf16, fp8, q8_0 or q4_0 expected, got 'int4'", "smollm2", { kv = { type = "int4" } } },
             { "kv.memory: a fraction below 1 or a number of bytes expected", "smollm2", { kv = { memory = 0 / 0 } } },
             { "kv.memory: a fraction below 1 or a number of bytes expected", "smollm2", { kv = { memory = 1e30 } } },
             { "kv.blocks = 4294967297 is out of range", "smollm2", { kv = { blocks = (1 << 32) + 1 } } },
