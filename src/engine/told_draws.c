@@ -94,7 +94,7 @@ void lr_engine__ask_draws(lr_engine *e, lr_batch *b)
     a->edits.n = 0;
     for (int i = 0; i < b->n_seqs; i++) {
         lr_request *r = e->batch_req[i];
-        if (r && lr_request__draws_plainly(r) && lr_sampler_is_plain(r->sampler)) ask(a, r);
+        if (r && lr_request__draws_plainly(r)) ask(a, r);
     }
     if (a->d.n == 0) return;
     a->d.at = a->at;

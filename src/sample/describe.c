@@ -10,7 +10,8 @@ static bool edits(const lr_stage *s)
            s->kind == LR_STAGE_MIN_TOKENS;
 }
 
-bool lr_sampler_is_plain(const lr_sampler *s)
+/* No stage but biases, bans, penalties, temperature, top-k, top-p and min-p, those that change single tokens first. */
+static bool is_plain(const lr_sampler *s)
 {
     int changes = 0, warm = 0;
     if (s->n_stages > LR_DRAW_STAGES / 2) return false; /* a penalty is two stages */
@@ -110,11 +111,12 @@ static bool penalties(const lr_stage *s, int n_vocab, lr_scratch *w, const lr_sa
 
 bool lr_sampler_describe(const lr_sampler *s, const lr_sample_ctx *c, lr_draw *d, lr_draw_edits *e)
 {
+    if (!is_plain(s)) return false;
     lr_scratch *w = lr_sampler__scratch();
     size_t begin = e->n;
     d->n_stages = 0;
     d->u = lr_sample_uniform(s->seed, c->position, 0);
-    bool ok = lr_sampler_is_plain(s);
+    bool ok = true;
     for (int i = 0; i < s->n_stages && ok; i++) {
         const lr_stage *t = &s->stages[i];
         switch (t->kind) {

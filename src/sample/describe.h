@@ -10,10 +10,9 @@ typedef struct lr_draw_edits {
     size_t n, cap;
 } lr_draw_edits;
 
-/* No stage but biases, bans, penalties, temperature, top-k, top-p and min-p, those that change single tokens first. */
-bool lr_sampler_is_plain(const lr_sampler *);
-/* Fills u and the stages of d for the next token, and adds its edits. False, and nothing added: the chain is not plain,
- * biases a token twice, or there is no memory. Engine thread only. */
+/* Fills u and the stages of d for the next token, and adds its edits. False, and nothing added: the chain has other
+ * stages than biases, bans, penalties, temperature, top-k, top-p and min-p, or one that changes single tokens behind
+ * one that does not; it biases a token twice; or there is no memory. Engine thread only. */
 bool lr_sampler_describe(const lr_sampler *, const lr_sample_ctx *, lr_draw *d, lr_draw_edits *);
 
 #endif

@@ -1,15 +1,8 @@
 -- The pass of the next step, begun on the device before this step's tokens are dealt with: the tokens are those of
 -- steps one after the other, whatever ends, is cancelled, forks, gives way or is stopped in between. A sampler with a
 -- function keeps a request on the host, and its steps one after the other.
-local core = require "llmrun.core"
 local gguf = require "llmrun.testing.gguf"
-
-local exe = core.executable()
-local plugin = exe:match("^(.*)/") .. "/libllmrun_cuda_emu.so"
-local built = io.open(plugin, "rb")
-if built then built:close() end
-
-local function quote(s) return "'" .. s:gsub("'", "'\\''") .. "'" end
+local emulated = dofile "tests/spec/cuda_support.lua"
 
 local PROGRAM = [[
 local llm = require "llmrun"
@@ -72,26 +65,16 @@ print("steps", c.steps .. " " .. c.ahead_taken .. " " .. c.ahead_lost .. " " .. 
 ]]
 
 describe("a pass begun ahead", function()
-    if not built then
+    if not emulated.built then
         pending "is not built here: no C++ compiler"
         return
     end
-    local tiny, program = os.tmpname(), os.tmpname()
-    setup(function()
-        gguf.tiny(tiny)
-        local f <close> = assert(io.open(program, "w"))
-        f:write(PROGRAM)
-    end)
-    teardown(function()
-        os.remove(tiny)
-        os.remove(program)
-    end)
+    local tiny = os.tmpname()
+    setup(function() gguf.tiny(tiny) end)
+    teardown(function() os.remove(tiny) end)
 
     local function run(how, blocks, lazy)
-        local p <close> = assert(io.popen(("env LLMRUN_DEVICE= %s LLMRUN_CUDA_PLUGIN=%s %s %s %s %s %d 2>&1; echo \"|$?\"")
-            :format(lazy and "EMU_LAZY=1" or "", quote(plugin), quote(exe), quote(program), quote(tiny), how, blocks)))
-        local out, status = p:read("a"):match("^(.*)|(%d+)\n$")
-        assert.equal("0", status, out)
+        local out = emulated.run_text({ EMU_LAZY = lazy and "1" or nil }, PROGRAM, tiny, how, blocks)
         local jobs, counts = {}, {}
         for i, text in out:gmatch "(%w+)\t([^\n]*)\n" do
             if i == "steps" then
@@ -123,14 +106,7 @@ b = gen(s, 6)
 long:wait()
 local c = m:metrics()
 print(#a, #b, c.steps, c.ahead_taken, c.ahead_lost)]=]
-        local path = os.tmpname()
-        local f <close> = assert(io.open(path, "w"))
-        f:write(text)
-        f:close()
-        local p <close> = assert(io.popen(("env LLMRUN_DEVICE= LLMRUN_CUDA_PLUGIN=%s %s %s %s 2>&1"):format(
-            quote(plugin), quote(exe), quote(path), quote(tiny))))
-        local out = p:read "a"
-        os.remove(path)
+        local out = emulated.run_text({}, text, tiny)
         assert.equal("30\t6\t30\t25\t1\n", out)
     end)
 

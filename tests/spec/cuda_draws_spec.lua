@@ -1,29 +1,7 @@
 -- Tokens drawn on the device: those that the host draws from the same logits, whatever the chain, the mask and the
 -- company. A function that does nothing in a chain keeps it on the host.
-local core = require "llmrun.core"
 local gguf = require "llmrun.testing.gguf"
-
-local exe = core.executable()
-local plugin = exe:match("^(.*)/") .. "/libllmrun_cuda_emu.so"
-local built = io.open(plugin, "rb")
-if built then built:close() end
-
-local function quote(s) return "'" .. s:gsub("'", "'\\''") .. "'" end
-
--- Runs a program on the emulated device; what it printed.
-local function run(text, ...)
-    local path = os.tmpname()
-    local f <close> = assert(io.open(path, "w"))
-    f:write(text)
-    f:close()
-    local words = { "env", "LLMRUN_DEVICE=", "LLMRUN_CUDA_PLUGIN=" .. quote(plugin), quote(exe), quote(path) }
-    for _, a in ipairs { ... } do words[#words + 1] = quote(a) end
-    local p <close> = assert(io.popen(table.concat(words, " ") .. " 2>&1; echo \"|$?\""))
-    local out, status = p:read("a"):match("^(.*)|(%d+)\n$")
-    os.remove(path)
-    assert(status == "0", out)
-    return out
-end
+local emulated = dofile "tests/spec/cuda_support.lua"
 
 -- Each chain many times on one sequence, drawn on the device and on the host, all in one batch; then what they gave.
 local PROGRAM = [[
@@ -80,7 +58,7 @@ print("drawn", 0, m:metrics().device_draws)
 ]]
 
 describe("tokens drawn on the device", function()
-    if not built then
+    if not emulated.built then
         pending "is not built here: no C++ compiler"
         return
     end
@@ -90,7 +68,7 @@ describe("tokens drawn on the device", function()
 
     it("are the host's", function()
         local got, drawn = { device = {}, host = {} }, nil
-        for where, i, text in run(PROGRAM, tiny):gmatch "(%a+)\t(%d+)\t([^\n]*)\n" do
+        for where, i, text in emulated.run_text({}, PROGRAM, tiny):gmatch "(%a+)\t(%d+)\t([^\n]*)\n" do
             if where == "drawn" then
                 drawn = tonumber(text)
             else

@@ -1,25 +1,9 @@
 -- The CUDA backend under the whole engine, on the emulated device: tokens of the CPU, promise 1, what is said when there
--- is no device. The plugin is libllmrun_cuda_emu.so beside the program; programs run in processes of their own.
-local core = require "llmrun.core"
+-- is no device.
 local gguf = require "llmrun.testing.gguf"
 
-local exe = core.executable()
-local plugin = exe:match("^(.*)/") .. "/libllmrun_cuda_emu.so"
-local built = io.open(plugin, "rb")
-if built then built:close() end
-
-local function quote(s) return "'" .. s:gsub("'", "'\\''") .. "'" end
-
--- A command of the program with variables set: output and errors, status.
-local function run(variables, ...)
-    local words = { "env", "LLMRUN_DEVICE=", "LLMRUN_CUDA_PLUGIN=" .. quote(plugin) }
-    for k, v in pairs(variables) do words[#words + 1] = k .. "=" .. quote(v) end
-    words[#words + 1] = quote(exe)
-    for _, a in ipairs { ... } do words[#words + 1] = quote(a) end
-    local p <close> = assert(io.popen(table.concat(words, " ") .. " 2>&1; echo \"|$?\""))
-    local out, status = p:read("a"):match("^(.*)|(%d+)\n$")
-    return out, tonumber(status)
-end
+local emulated = dofile "tests/spec/cuda_support.lua"
+local run = emulated.run
 
 -- Five prompts, two of them alike at the beginning, with a fork; tokens, and logits behind them to the last bit.
 local PROGRAM = [[
@@ -47,7 +31,7 @@ print(table.concat(out, "\n"))
 ]]
 
 describe("the CUDA backend, emulated", function()
-    if not built then
+    if not emulated.built then
         pending "is not built here: no C++ compiler"
         return
     end

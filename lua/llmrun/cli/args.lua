@@ -5,6 +5,7 @@
 --- true when given. "--name=V", "--name V" and "-n V" are the same; "--" ends the flags. Names use dashes on the
 --- command line and underscores in the result.
 
+local kv_types = require "llmrun.kv_types"
 local options = require "llmrun.options"
 
 local M = {}
@@ -19,9 +20,9 @@ M.model_flags = {
         help = "longest sequence in tokens (default: what the model allows)" },
     { "compute", arg = "MODE", choices = { "fast", "int8", "bf16", "f32", "loose" },
       help = "int8, bf16: form of activations; f32: the exact, slow reference path; loose: cuBLAS, on GPUs" },
-    { "kv-type", arg = "TYPE", choices = { "f32", "f16", "bf16", "fp8", "q8_0", "q4_0" },
+    { "kv-type", arg = "TYPE", choices = kv_types,
       help = "number format of the KV cache" },
-    { "kv-value-type", arg = "TYPE", choices = { "f32", "f16", "bf16", "fp8", "q8_0", "q4_0" },
+    { "kv-value-type", arg = "TYPE", choices = kv_types,
       help = "number format of its values (default: as --kv-type)" },
     { "block-size", arg = "N", type = "integer", range = { 1, 256 },
       help = "tokens in a KV block, 1 to 256 (default 16)" },

@@ -3,6 +3,7 @@
 local core = require "llmrun.core"
 local common = require "llmrun.cli.common"
 local args = require "llmrun.cli.args"
+local kv_types = require "llmrun.kv_types"
 
 local M = {
     summary = "measures how far a model's predictions are from another's",
@@ -23,9 +24,9 @@ probability of the text's own token changed, and both perplexities. Both need th
         { "tokens", arg = "N", type = "integer", range = { 1 }, help = "reads only the first N tokens" },
         { "compute", arg = "MODE", choices = { "fast", "int8", "bf16", "f32" }, help = "arithmetic of both" },
         { "compute-b", arg = "MODE", choices = { "fast", "int8", "bf16", "f32" }, help = "arithmetic of B" },
-        { "kv-type", arg = "TYPE", choices = { "f32", "f16", "bf16", "fp8", "q8_0", "q4_0" },
+        { "kv-type", arg = "TYPE", choices = kv_types,
             help = "KV format of both" },
-        { "kv-type-b", arg = "TYPE", choices = { "f32", "f16", "bf16", "fp8", "q8_0", "q4_0" },
+        { "kv-type-b", arg = "TYPE", choices = kv_types,
             help = "KV format of B" },
         { "threads", short = "t", arg = "N", type = "integer", range = { 0, 256 },
             help = "compute threads (default: all processors)" },

@@ -3,6 +3,7 @@
 local core = require "llmrun.core"
 local common = require "llmrun.cli.common"
 local args = require "llmrun.cli.args"
+local kv_types = require "llmrun.kv_types"
 local plan = require "llmrun.plan"
 
 local M = {
@@ -23,9 +24,9 @@ local M = {
         { "ctx", short = "c", arg = "N", type = "integer", range = { 1, 1 << 28 },
             help = "tokens of a sequence (default: what the model allows)" },
         { "batch", short = "b", arg = "N", type = "integer", range = { 1 }, default = 1, help = "sequences at once" },
-        { "kv-type", arg = "TYPE", default = "f16", choices = { "f32", "f16", "bf16", "fp8", "q8_0", "q4_0" },
+        { "kv-type", arg = "TYPE", default = "f16", choices = kv_types,
           help = "KV format" },
-        { "kv-value-type", arg = "TYPE", choices = { "f32", "f16", "bf16", "fp8", "q8_0", "q4_0" },
+        { "kv-value-type", arg = "TYPE", choices = kv_types,
           help = "format of its values (default: as --kv-type)" },
         { "draft", arg = "MODEL", help = "a model that drafts for it: its memory too" },
         { "block-size", arg = "N", type = "integer", range = { 1, 256 }, default = 16, help = "tokens of a KV block" },

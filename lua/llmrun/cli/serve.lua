@@ -4,6 +4,7 @@ local args = require "llmrun.cli.args"
 local branch = require "llmrun.branch"
 local common = require "llmrun.cli.common"
 local core = require "llmrun.core"
+local kv_types = require "llmrun.kv_types"
 local loop = require "llmrun.loop"
 
 local M = {
@@ -45,7 +46,7 @@ the requests that have come are answered.]],
             help = "tokens in a KV block, 1 to 256 (default 16)" },
         { "kv-memory", arg = "X", type = "number", above = 0,
             help = "of the memory that is free: a fraction, or bytes" },
-        { "kv-cache-dtype", arg = "TYPE", choices = { "auto", "f32", "f16", "bf16", "fp8", "q8_0", "q4_0" },
+        { "kv-cache-dtype", arg = "TYPE", choices = { "auto", table.unpack(kv_types) },
             help = "number format of the KV cache" },
         { "enable-prefix-caching", help = "keeps computed prefixes for later requests (the default)" },
         { "no-enable-prefix-caching", help = "does not" },
