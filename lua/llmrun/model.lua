@@ -77,13 +77,19 @@ local function engine_config(call, o, default_kv_type)
     return c
 end
 
+-- What has been made so far and goes if the rest can't be made: at once, not when the collector comes by, as a device
+-- whose memory it holds may be wanted for another try.
+local Hold = { __close = function(h) if h.made then h.made:close() end end }
+
 --- Makes an engine for a core model, which it takes over.
 ---@param call string
 ---@param core_model any
 ---@param o table options
 ---@param info table { name, arch, vocab, chat_template, path, bytes, default_kv_type }
 function M.new(call, core_model, o, info)
+    local hold <close> = setmetatable({ made = core_model }, Hold)
     local engine = errors.check(call, core.engine_new(core_model, engine_config(call, o, info.default_kv_type)))
+    hold.made = engine
     local vocab = info.vocab
     local self = setmetatable({ runner = runner.new(engine), engine = engine, vocab = vocab, anchors = {} }, Model)
     self.script = info.script
@@ -104,8 +110,10 @@ function M.new(call, core_model, o, info)
     }
     n_made = n_made + 1
     M.open[self] = n_made
+    hold.made = self
     require("llmrun.record").made(call, self)
     if o.policy then self:use(o.policy) end
+    hold.made = nil
     return self
 end
 

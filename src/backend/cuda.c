@@ -41,10 +41,24 @@ int lr_cuda_alloc(cuda_backend *be, void **out, size_t bytes, const char *what, 
         cudaGetLastError(); /* this one leaves the device as it was */
         lr_cuda_room(&room, &all);
         return lr_fail(err, LR_ENOMEM,
-                       "cuda:%d is full: %s needs %zu bytes (%.1f MiB), %zu (%.1f MiB) of %.1f MiB are free; this "
-                       "process has %.1f MiB of weights and %.1f MiB of KV there",
-                       be->index, what, bytes, mib(bytes), room, mib(room), mib(all), mib(be->bytes_weights),
-                       mib(be->bytes_kv));
+                       "cuda:%d is full: %zu bytes (%.1f MiB) are needed for %s, %zu (%.1f MiB) of %.1f MiB are free; "
+                       "this model has %.1f MiB of weights, %.1f MiB of KV and %.1f MiB of activations there",
+                       be->index, bytes, mib(bytes), what, room, mib(room), mib(all), mib(be->bytes_weights),
+                       mib(be->bytes_kv), mib(be->bytes_work));
+    }
+    if (e) return lr_cuda_failed(be, (int)e, what, err);
+    *out = p;
+    return 0;
+}
+
+int lr_cuda_pin(cuda_backend *be, void **out, size_t bytes, const char *what, lr_error *err)
+{
+    void *p = NULL;
+    cudaError_t e = cudaMallocHost(&p, bytes ? bytes : 1);
+    if (e == cudaErrorMemoryAllocation) {
+        cudaGetLastError();
+        return lr_fail(err, LR_ENOMEM, "cuda:%d: the host has no %.1f MiB of page-locked memory for %s", be->index,
+                       mib(bytes), what);
     }
     if (e) return lr_cuda_failed(be, (int)e, what, err);
     *out = p;

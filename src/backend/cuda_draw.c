@@ -2,7 +2,10 @@
 #include "backend/cuda_int.h"
 #include <string.h>
 
-enum { DRAW_ROWS = 256 }; /* draws in one launch at most: each needs a row of the vocabulary */
+enum {
+    DRAW_ROWS = 256, /* draws in one launch at most: each needs a row of the vocabulary */
+    LEAST = 8 << 10  /* bytes that are asked for and come back, to begin with */
+};
 
 static size_t padded(size_t n) { return (n + 15) & ~(size_t)15; }
 
@@ -17,12 +20,11 @@ void lr_cuda_draw_close(lr_plan *p)
 }
 
 /* Room for the copies of rows: as many as there are draws, or what the device still has. */
-static int make_work(lr_plan *p, int n, lr_error *err)
+static int make_work(lr_plan *p, lr_error *err)
 {
     cuda_draws *d = &p->draws;
     int want = p->max_out < DRAW_ROWS ? p->max_out : DRAW_ROWS, rc = 0;
-    if (d->rows >= n || d->rows == want) return 0;
-    if (d->work && d->rows > 0) return 0; /* fewer fitted */
+    if (d->work) return 0;
     for (; want > 0; want /= 2) {
         size_t bytes = lr_cu_draw_work(want, p->n_vocab);
         rc = lr_cuda_alloc(p->be, &d->work, bytes, "drawing tokens", err);
@@ -38,7 +40,7 @@ static int make_work(lr_plan *p, int n, lr_error *err)
 static int make_room(lr_plan *p, size_t bytes, lr_error *err)
 {
     cuda_draws *d = &p->draws;
-    size_t cap = d->cap ? d->cap : 1 << 16;
+    size_t cap = d->cap ? d->cap : LEAST;
     if (bytes <= d->cap) return 0;
     while (cap < bytes) cap *= 2;
     if (d->dev) cudaFree(d->dev);
@@ -49,11 +51,17 @@ static int make_room(lr_plan *p, size_t bytes, lr_error *err)
     int rc = lr_cuda_alloc(p->be, &d->dev, cap, "draws", err);
     if (rc) return rc;
     void *host;
-    cudaError_t e = cudaMallocHost(&host, cap);
-    if (e) return lr_cuda_failed(p->be, (int)e, "pinned memory for draws", err);
+    rc = lr_cuda_pin(p->be, &host, cap, "draws", err);
+    if (rc) return rc;
     d->host = host;
     d->cap = cap;
     return 0;
+}
+
+int lr_cuda_draw_open(lr_plan *p, lr_error *err)
+{
+    int rc = make_work(p, err);
+    return rc ? rc : make_room(p, LEAST, err);
 }
 
 int lr_cuda_draw(lr_plan *p, const lr_draws *w, lr_error *err)
@@ -64,7 +72,7 @@ int lr_cuda_draw(lr_plan *p, const lr_draws *w, lr_error *err)
     size_t draws = padded(n * sizeof *w->at), edits = padded((size_t)w->n_edits * sizeof *w->edits),
            masks = padded((size_t)w->n_masks * words * sizeof *w->masks), in = draws + edits + masks;
     size_t out = padded(n * sizeof *w->results), best = padded(n * (size_t)w->top * sizeof *w->best);
-    int rc = make_work(p, w->n, err);
+    int rc = make_work(p, err);
     if (!rc) rc = make_room(p, in + out + best, err);
     if (rc) return rc;
     memcpy(d->host, w->at, n * sizeof *w->at);

@@ -136,7 +136,7 @@ typedef struct cuda_graph {
     uint64_t used;
 } cuda_graph;
 
-/* Draws of tokens: made when the first are asked for. */
+/* Draws of tokens. */
 typedef struct cuda_draws {
     void *work; /* copies of so many rows */
     int rows;
@@ -198,6 +198,8 @@ struct lr_plan {
 int lr_cuda_failed(const cuda_backend *, int code, const char *what, lr_error *err);
 /* Device memory; a full device is LR_ENOMEM with the bytes that are missing. */
 int lr_cuda_alloc(cuda_backend *, void **out, size_t bytes, const char *what, lr_error *err);
+/* Page-locked memory of the host, for copies. */
+int lr_cuda_pin(cuda_backend *, void **out, size_t bytes, const char *what, lr_error *err);
 void lr_cuda_room(size_t *free_bytes, size_t *total);
 
 /* ---- cuda_weight.c ---- */
@@ -258,12 +260,16 @@ void lr_cuda_step_text(const lr_plan *, const cuda_step *, char *buf, size_t cap
 
 int lr_cuda_run(lr_backend *, lr_plan *, lr_kv_store *, const lr_batch *, lr_error *err);
 int lr_cuda_launch(lr_backend *, lr_plan *, lr_kv_store *, const lr_batch *, lr_error *err);
+/* Makes room for the numbers of most batches: more is made when tables that share blocks need it. */
+int lr_cuda_meta_open(lr_plan *, lr_error *err);
 int lr_cuda_finish(lr_backend *, lr_plan *, const lr_batch *, lr_error *err);
 /* Forgets captured graphs: what they point to has moved. */
 void lr_cuda_graphs_drop(lr_plan *);
 
 /* ---- cuda_draw.c ---- */
 
+/* Makes what draws need beside the logits, so that a device that is full says so when the model is started. */
+int lr_cuda_draw_open(lr_plan *, lr_error *err);
 /* Draws from the logits that the stream is about to have, and waits for the results. */
 int lr_cuda_draw(lr_plan *, const lr_draws *, lr_error *err);
 void lr_cuda_draw_close(lr_plan *);

@@ -135,15 +135,14 @@ static int alloc_scratch(lr_plan *p, lr_error *err)
     if (rc) return rc;
     if (!rc && p->exchange_bytes) {
         rc = lr_cuda_alloc(p->be, &p->exchange, p->exchange_bytes, "rows of other ranks", err);
-        cudaError_t pinned = rc ? cudaSuccess : cudaMallocHost(&p->staged, 2 * p->exchange_bytes);
-        if (!rc && !pinned) pinned = cudaEventCreateWithFlags(&p->met, cudaEventDisableTiming);
-        if (pinned) rc = lr_cuda_failed(p->be, (int)pinned, "pinned memory for rows of other ranks", err);
+        if (!rc) rc = lr_cuda_pin(p->be, &p->staged, 2 * p->exchange_bytes, "rows of other ranks", err);
+        cudaError_t e = rc ? cudaSuccess : cudaEventCreateWithFlags(&p->met, cudaEventDisableTiming);
+        if (e) rc = lr_cuda_failed(p->be, (int)e, "an event", err);
         if (rc) return rc;
     }
     p->bounce_bytes = (size_t)(p->partial ? p->max_rows : p->max_out) * (size_t)p->n_vocab * sizeof(float);
     if (p->bounce_bytes > BOUNCE) p->bounce_bytes = BOUNCE;
-    cudaError_t e = cudaMallocHost(&p->bounce, p->bounce_bytes);
-    return e ? lr_cuda_failed(p->be, (int)e, "pinned memory for logits", err) : 0;
+    return lr_cuda_pin(p->be, &p->bounce, p->bounce_bytes, "logits", err);
 }
 
 int lr_cuda_layout(lr_plan *p, lr_error *err)

@@ -642,7 +642,9 @@ static int build(builder *b, lr_error *err)
     p->n_vocab = b->g->width[b->g->logits];
     p->n_hidden = b->g->hidden >= 0 ? b->g->width[b->g->hidden] : 0;
     rc = lr_cuda_upload(b->be, p->consts, b->consts, b->n_consts * sizeof(float), err);
-    return rc ? rc : lr_cuda_layout(p, err);
+    if (!rc) rc = lr_cuda_layout(p, err);
+    if (!rc) rc = lr_cuda_meta_open(p, err);
+    return rc || p->partial ? rc : lr_cuda_draw_open(p, err);
 }
 
 int lr_cuda_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *kv, int max_rows, int max_out,

@@ -53,8 +53,7 @@ static void lay_out(const lr_plan *p, const lr_batch *b, int rows, int outs, cud
 static int make_room(lr_plan *p, size_t n, lr_error *err)
 {
     if (n <= p->meta_cap) return 0;
-    size_t cap = p->meta_cap ? p->meta_cap : 4096;
-    while (cap < n) cap *= 2;
+    size_t cap = 2 * p->meta_cap > n ? 2 * p->meta_cap : n;
     lr_cuda_graphs_drop(p);
     if (p->meta_dev) cudaFree(p->meta_dev);
     if (p->meta_host) cudaFreeHost(p->meta_host);
@@ -65,11 +64,18 @@ static int make_room(lr_plan *p, size_t n, lr_error *err)
     int rc = lr_cuda_alloc(p->be, &dev, cap * sizeof(int32_t), "block tables", err);
     if (rc) return rc;
     p->meta_dev = dev;
-    cudaError_t e = cudaMallocHost(&host, cap * sizeof(int32_t));
-    if (e) return lr_cuda_failed(p->be, (int)e, "pinned memory for block tables", err);
+    rc = lr_cuda_pin(p->be, &host, cap * sizeof(int32_t), "block tables", err);
+    if (rc) return rc;
     p->meta_host = host;
     p->meta_cap = cap;
     return 0;
+}
+
+int lr_cuda_meta_open(lr_plan *p, lr_error *err)
+{
+    size_t n = 12 * (size_t)p->max_rows + (size_t)p->max_out;
+    for (int g = 0; g < LR_KV_GROUPS && p->kv; g++) n += (size_t)p->kv->n_blocks[g];
+    return make_room(p, n, err);
 }
 
 static void fill_rows(const lr_plan *p, int32_t *h, const lr_batch *b, const cuda_meta *m)

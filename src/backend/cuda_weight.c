@@ -22,12 +22,17 @@ struct cuda_bytes {
 
 static int open_pipe(cuda_backend *be, lr_error *err)
 {
-    for (int i = 0; i < 2 && !be->pin[1]; i++) {
-        cudaError_t e = cudaMallocHost(&be->pin[i], PIECE);
-        if (!e) e = cudaEventCreateWithFlags(&be->pin_free[i], cudaEventDisableTiming);
-        if (e) return lr_cuda_failed(be, (int)e, "32 MiB of pinned memory", err);
+    int rc = 0;
+    for (int i = 0; i < 2 && !rc; i++) {
+        if (!be->pin[i]) rc = lr_cuda_pin(be, &be->pin[i], PIECE, "copying weights", err);
+        if (rc || be->pin_free[i]) continue;
+        cudaError_t e = cudaEventCreateWithFlags(&be->pin_free[i], cudaEventDisableTiming);
+        if (e) {
+            be->pin_free[i] = NULL;
+            rc = lr_cuda_failed(be, (int)e, "an event", err);
+        }
     }
-    return 0;
+    return rc;
 }
 
 void lr_cuda_upload_close(cuda_backend *be)

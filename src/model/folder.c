@@ -633,6 +633,6 @@ int lr_folder_weights(lr_folder *f, bool exact, int threads, lr_weight_source *o
     s->f = f;
     s->exact = exact;
     s->threads = threads;
-    *out = (lr_weight_source){s, source_find, source_load, source_used, source_intact, source_free};
+    *out = (lr_weight_source){s, source_find, source_load, source_used, source_intact, source_free, 0};
     return 0;
 }

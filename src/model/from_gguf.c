@@ -28,8 +28,10 @@ static int weights_intact(void *user, bool all, lr_error *err)
 
 lr_weight_source lr_gguf_weights(const lr_gguf *g)
 {
-    return (lr_weight_source){
+    lr_weight_source s = {
         .user = (void *)(uintptr_t)g, .find = find_weight, .used = weight_used, .intact = weights_intact};
+    for (size_t i = 0; i < lr_gguf_n_tensors(g); i++) s.bytes += lr_gguf_tensor_at(g, i)->size;
+    return s;
 }
 
 /* ---- vocabulary ---- */

@@ -147,6 +147,8 @@ int lr_graph__prepare(lr_graph *g, named_weight *w, lr_error *err)
     if (w->n > 0) t.first += w->t.first;
     rc = load_tensor(g, &t, err);
     if (!rc) rc = ops->weight_new(g->be, &t, w->linear, w->embed, &w->w, err);
+    if (rc == LR_ENOMEM && ops->room && g->src.bytes && !g->parted)
+        return lr_fail_prefix(err, "tensor '%s' of the model's %.1f MiB", w->name, (double)g->src.bytes / (1 << 20));
     if (rc) return lr_fail_prefix(err, "tensor '%s'", w->name);
     tensor_used(g, &t, ops->weight_keeps && !ops->weight_keeps(g->be, w->w));
     return 0;

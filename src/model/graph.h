@@ -29,6 +29,7 @@ typedef struct lr_weight_source {
     void (*used)(void *user, const lr_tensor *t, bool gone); /* NULL = nothing */
     int (*intact)(void *user, bool all, lr_error *err);      /* NULL = always */
     void (*free)(void *user);                                /* NULL = nothing */
+    size_t bytes;                                            /* of all tensors; 0 = not known */
 } lr_weight_source;
 
 /* Takes over the backend and the source (also on failure). */

@@ -197,7 +197,7 @@ print "all"]]
         end
         fails("there is no cuda:3: this process sees 2 GPUs, the last is cuda:1", { EMU_DEVICES = "2" }, "cuda:3")
         fails("the NVIDIA driver finds no GPU", { EMU_DEVICES = "0" }, "cuda:0")
-        fails("cuda:0 is full: .* needs %d+ bytes .* are free", { EMU_MEMORY = "100000" }, "cuda:0")
+        fails("cuda:0 is full: %d+ bytes .* are needed for .* are free", { EMU_MEMORY = "100000" }, "cuda:0")
         fails("device 'cuda:one' is not known", {}, "cuda:one")
         fails("there is no file /no/such%.so", { LLMRUN_CUDA_PLUGIN = "/no/such.so" }, "cuda:0")
         local other = program .. ".so" -- a file that is no plugin

@@ -2,7 +2,7 @@
 local core = require "llmrun.core"
 
 local exe = core.executable()
-local M = { plugin = exe:match("^(.*)/") .. "/libllmrun_cuda_emu.so" }
+local M = { exe = exe, plugin = exe:match("^(.*)/") .. "/libllmrun_cuda_emu.so" }
 
 --- Whether there is the emulated device: it needs a C++ compiler.
 M.built = core.stat(M.plugin) == "file"

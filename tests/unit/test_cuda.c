@@ -546,7 +546,8 @@ static void test_full(void **st)
     static const struct {
         const char *bytes, *word;
         int blocks;
-    } cases[] = {{"60000", "a weight needs", 4}, {"400000", "KV blocks needs", 4000}, {"400000", "needs", 4}};
+    } cases[] = {
+        {"60000", "needed for a weight", 4}, {"400000", "4000 KV blocks", 4000}, {"400000", "are needed for", 4}};
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         dm_model m;
         lr_error err;

@@ -1,9 +1,11 @@
 // cuda_runtime.cpp - the emulated CUDA runtime: memory, streams, events, captured graphs, launches.
 //
 // Environment: EMU_DEVICES=n (0: no device; -1: no driver; default 1), EMU_MEMORY=bytes of a device (default 4 GiB),
-// EMU_LAZY=1: work on a stream waits until somebody synchronizes, so that a forgotten synchronization shows. Memory
-// starts as 0xff bytes (NaN). One host thread. Stream 0 runs everything at once.
+// EMU_LAZY=1: work on a stream waits until somebody synchronizes, so that a forgotten synchronization shows.
+// EMU_LEDGER=file: what is in use (emu_ledger.h), shared by all processes that name it. Memory starts as 0xff bytes
+// (NaN). One host thread. Stream 0 runs everything at once.
 #include "cuda_emu_int.h"
+#include "emu_ledger.h"
 #include <deque>
 #include <map>
 #include <set>
@@ -39,13 +41,14 @@ cudaError_t sticky;
 int cur_dev;
 std::set<CUstream_st *> streams;
 std::map<const char *, allocation> allocs;
-std::map<int, size_t> used;
 std::map<const void *, size_t> max_dyn;
+std::set<void *> pinned;
 
 int n_devices()
 {
     const char *e = getenv("EMU_DEVICES");
-    return e ? atoi(e) : 1;
+    int n = e ? atoi(e) : 1;
+    return n < EMU_DEVICES_MAX ? n : EMU_DEVICES_MAX;
 }
 size_t device_memory()
 {
@@ -266,7 +269,8 @@ cudaError_t cudaMemGetInfo(size_t *avail, size_t *total)
 {
     if (cudaError_t e = ready_device()) return e;
     *total = device_memory();
-    *avail = *total > used[cur_dev] ? *total - used[cur_dev] : 0;
+    size_t used = emu_ledger_used(cur_dev);
+    *avail = *total > used ? *total - used : 0;
     return cudaSuccess;
 }
 cudaError_t cudaMalloc(void **p, size_t n)
@@ -274,11 +278,13 @@ cudaError_t cudaMalloc(void **p, size_t n)
     *p = nullptr;
     if (cudaError_t e = ready_device()) return e;
     if (capturing()) return cudaErrorStreamCaptureUnsupported;
-    if (n > device_memory() || used[cur_dev] > device_memory() - n) return cudaErrorMemoryAllocation;
-    if (posix_memalign(p, 256, n ? n : 1)) return cudaErrorMemoryAllocation;
+    if (!emu_ledger_take(cur_dev, n, device_memory())) return cudaErrorMemoryAllocation;
+    if (posix_memalign(p, 256, n ? n : 1)) {
+        emu_ledger_give(cur_dev, n);
+        return cudaErrorMemoryAllocation;
+    }
     memset(*p, 0xff, n);
     allocs[(char *)*p] = {n, cur_dev};
-    used[cur_dev] += n;
     return cudaSuccess;
 }
 cudaError_t cudaFree(void *p)
@@ -287,21 +293,26 @@ cudaError_t cudaFree(void *p)
     if (!p) return cudaSuccess;
     auto i = allocs.find((char *)p);
     if (i == allocs.end()) return cudaErrorInvalidValue;
-    used[i->second.device] -= i->second.size;
+    emu_ledger_give(i->second.device, i->second.size);
     allocs.erase(i);
     free(p);
     return cudaSuccess;
 }
-// Bytes of a device that are in use, for leak checks.
-size_t emu_bytes_used(int device) { return used[device]; }
 cudaError_t cudaMallocHost(void **p, size_t n)
 {
+    *p = nullptr;
+    if (cudaError_t e = ready_device()) return e;
+    if (!emu_ledger_take(-1, 0, 0)) return cudaErrorMemoryAllocation;
     *p = malloc(n ? n : 1);
-    return *p ? ready_device() : cudaErrorMemoryAllocation;
+    pinned.insert(*p);
+    return cudaSuccess;
 }
 cudaError_t cudaHostAlloc(void **p, size_t n, unsigned) { return cudaMallocHost(p, n); }
 cudaError_t cudaFreeHost(void *p)
 {
+    if (!p) return cudaSuccess;
+    if (!pinned.erase(p)) return cudaErrorInvalidValue;
+    emu_ledger_give(-1, 0);
     free(p);
     return cudaSuccess;
 }
@@ -354,6 +365,7 @@ cudaError_t cudaMemsetAsync(void *d, int v, size_t n, cudaStream_t st)
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *s, unsigned)
 {
     if (cudaError_t e = ready_device()) return e;
+    if (!emu_ledger_take(-1, 0, 0)) return cudaErrorMemoryAllocation;
     *s = new CUstream_st;
     streams.insert(*s);
     return cudaSuccess;
@@ -363,6 +375,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t s)
 {
     if (!streams.erase(s)) return cudaErrorInvalidResourceHandle;
     drain(s, s->queued);
+    emu_ledger_give(-1, 0);
     delete s;
     return cudaSuccess;
 }
@@ -376,12 +389,16 @@ cudaError_t cudaStreamSynchronize(cudaStream_t s)
 cudaError_t cudaStreamQuery(cudaStream_t s) { return s && s->done < s->queued ? cudaErrorNotReady : sticky; }
 cudaError_t cudaEventCreateWithFlags(cudaEvent_t *e, unsigned)
 {
+    if (cudaError_t failed = ready_device()) return failed;
+    if (!emu_ledger_take(-1, 0, 0)) return cudaErrorMemoryAllocation;
     *e = new CUevent_st;
-    return ready_device();
+    return cudaSuccess;
 }
 cudaError_t cudaEventCreate(cudaEvent_t *e) { return cudaEventCreateWithFlags(e, 0); }
 cudaError_t cudaEventDestroy(cudaEvent_t e)
 {
+    if (!e) return cudaErrorInvalidResourceHandle;
+    emu_ledger_give(-1, 0);
     delete e;
     return cudaSuccess;
 }
@@ -444,6 +461,7 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t s, cudaStreamCaptureStatus *st)
 }
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *x, cudaGraph_t g, unsigned long long)
 {
+    if (!emu_ledger_take(-1, 0, 0)) return cudaErrorMemoryAllocation;
     *x = new CUgraphExec_st{g->nodes};
     return cudaSuccess;
 }
@@ -460,6 +478,8 @@ cudaError_t cudaGraphDestroy(cudaGraph_t g)
 }
 cudaError_t cudaGraphExecDestroy(cudaGraphExec_t x)
 {
+    if (!x) return cudaErrorInvalidValue;
+    emu_ledger_give(-1, 0);
     delete x;
     return cudaSuccess;
 }
