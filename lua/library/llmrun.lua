@@ -670,6 +670,7 @@ function Graph:head(x) end
 ---@field log? function
 ---@field max_bodies? integer
 ---@field max_body? integer
+---@field max_busy? number
 ---@field max_connections? integer
 ---@field max_header? integer
 ---@field max_requests? integer

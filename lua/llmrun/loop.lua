@@ -31,6 +31,7 @@ local unseen = {} -- failed tasks that nobody has waited for
 local ROUNDS = 2 -- of ready tasks between two steps: a task that came in, and what it starts
 local TRY_EVERY = 32 -- times that it does not pay to wait for what is expected, after which it is tried
 local SLICE = 0.05 -- seconds that a task with a time limit may be busy before others have their turn
+local CLOSING = 5 -- seconds of processor time that the close handlers of such a task may take, while all others wait
 
 --- Called at Ctrl-C instead of ending the program, if set.
 M.on_interrupt = nil
@@ -93,7 +94,7 @@ function M.spawn(fn, ...)
     local task = setmetatable({
         state = "ready", on_done = {}, values = table.pack(...), ticket = false, cleanup = false,
     }, Task)
-    task.limit = current and current.limit
+    if current then task.limit, task.most_busy = current.limit, current.most_busy end
     task.co = coroutine.create(function(...)
         return xpcall(fn, on_error, ...)
     end)
@@ -111,8 +112,10 @@ end
 
 --- For a task that a timer will end, and for those that it starts: when it has been busy for a while it is interrupted,
 --- so that others, and the timer, have their turn. Where it can't be (a callback of table.sort ...), an error ends it
---- after so many seconds.
-function M.limit(task, seconds) task.limit = math.max(seconds, SLICE) end
+--- after so many seconds. most_busy: what it may take of processor time between two waits, whatever the timer says.
+function M.limit(task, seconds, most_busy)
+    task.limit, task.most_busy = math.max(seconds, SLICE), most_busy
+end
 
 --- The running task; nil outside of the loop.
 function M.current() return current end
@@ -130,16 +133,40 @@ end
 
 local function after_step(task, how, ...)
     if how == "parked" then
-        task.state = "waiting"
+        task.state, task.busy = "waiting", 0
     elseif how == "done" then
         conclude(task, ...)
-    elseif how == "yielded" then -- a plain coroutine.yield of the program's: lets others run
+    elseif how == "yielded" or how == "preempted" then -- a plain coroutine.yield of the program's: lets others run
+        if how == "preempted" then task.busy = (task.busy or 0) + SLICE end
         task.state = "ready"
         task.values = { n = 0 }
         push(task)
     elseif how == "dead" then -- what xpcall can't catch: an error in error handling
         conclude(task, false, { value = ..., trace = tostring((...)) })
     end
+end
+
+local function close(task)
+    if not (task.limit and core.call_limited) then return M.critical(core.close, task.co) end
+    local seconds = math.min(task.limit, CLOSING)
+    local in_time, ok, err = M.critical(core.call_limited, seconds, 0, core.close, task.co)
+    if in_time then return ok, err end
+    return false, (tostring(ok):match "^[^\n]*":gsub(" of a hook", "", 1))
+end
+
+local function close_or_tell(task, what)
+    local ok, err = close(task)
+    if not ok then
+        io.stderr:write("llmrun: error in a close handler of ", what, " branch: ", tostring(err), "\n")
+    end
+end
+
+local function too_busy(task)
+    task.error = ("computed for more than %g s without waiting"):format(task.most_busy)
+    task.trace = tidy(debug.traceback(task.co, task.error))
+    alive[task] = nil
+    close_or_tell(task, "an ended")
+    finish(task, "failed")
 end
 
 local function run_task(task)
@@ -154,6 +181,7 @@ local function run_task(task)
         after_step(task, core.step(task.co, table.unpack(values, 1, values.n)))
     end
     current = nil
+    if alive[task] and task.most_busy and (task.busy or 0) > task.most_busy then too_busy(task) end
 end
 
 --- A new ticket: fired once, waited for by one task at most.
@@ -236,10 +264,7 @@ function Task:cancel(reason)
     self.cancel_reason = reason or "cancelled"
     alive[self] = nil
     if cleanup then cleanup() end
-    local ok, err = M.critical(core.close, self.co)
-    if not ok then
-        io.stderr:write("llmrun: error in a close handler of a cancelled branch: ", tostring(err), "\n")
-    end
+    close_or_tell(self, "a cancelled")
     finish(self, "cancelled")
     return true
 end

@@ -38,7 +38,8 @@ M.options = {
     host = "string", port = "integer", models = "table", model_names = "table", routes = "table",
     api_keys = "table|string", openai = "boolean|table", page = "boolean|string", cors = "table", hosts = "table",
     scripts = "boolean|table", log = "function",
-    request_timeout = "number", drain_timeout = "number", keep_alive = "number", on_ready = "function",
+    request_timeout = "number", max_busy = "number", drain_timeout = "number", keep_alive = "number",
+    on_ready = "function",
     max_connections = "integer", max_requests = "integer", max_header = "integer", max_body = "integer",
     max_bodies = "integer", max_stream = "integer", idle_timeout = "number", header_timeout = "number",
     body_timeout = "number",
@@ -49,6 +50,7 @@ local listener_options = {
 }
 
 local NEW, ROOM, GONE = 1, 2, 4
+local MAX_BUSY = 30 -- seconds of processor time
 
 -- Who may ask --------------------------------------------------------------------------------------------------------
 
@@ -226,6 +228,17 @@ local function listener_config(o)
     return c
 end
 
+--- A route of the user's: one that computes for ever must not keep all others waiting.
+local function own(self, fn)
+    if type(fn) ~= "function" then return fn end -- the error is the table of routes'
+    local busy = self.options.max_busy or MAX_BUSY
+    return function(req, res)
+        loop.limit(loop.current(), math.min(busy, self.request_timeout or busy), busy)
+        coroutine.yield() -- what comes now runs under the limit
+        return fn(req, res)
+    end
+end
+
 --- Starts a server and returns it; the calling task goes on. Options: see M.run.
 ---@param o llmrun.ServeOptions
 ---@return llmrun.Server
@@ -247,7 +260,7 @@ function M.start(o)
         self.openai = require("llmrun.openai").add(self, type(o.openai) == "table" and o.openai or {})
     end
     if #list > 0 and o.page ~= false then require("llmrun.web").add(self) end
-    for pattern, fn in pairs(o.routes or {}) do self.routes:add(pattern, fn) end
+    for pattern, fn in pairs(o.routes or {}) do self.routes:add(pattern, own(self, fn)) end
     self.core = errors.check("llm.serve", core.http_new(listener_config(o)))
     local loopback
     self.host, loopback = self.core:host()
@@ -312,6 +325,8 @@ end
 ---   page: false: no page at /; "open": it comes without a key, and asks for one
 ---   cors: origins that browsers let in; hosts: further names of this server; log: function(text)
 ---   request_timeout, drain_timeout (30): seconds; on_ready(server)
+---   max_busy (30): seconds that a route may compute without waiting (for the engine, a client, a timer); it is
+---     interrupted all the while, so that others go on
 ---   keep_alive (15; 0: never): seconds of silence after which a stream of events gets a comment, which clients skip
 ---   limits: max_connections (4096), max_requests (1024 at once), max_header (32 KiB), max_body (64 MiB),
 ---     max_bodies (256 MiB together), max_stream (256 KiB waiting for a client), idle_timeout (75 s), header_timeout

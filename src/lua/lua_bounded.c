@@ -7,10 +7,14 @@
  * not called for an error that says that the time is over, since hooks are off in it. What takes memory as it goes is
  * stopped by the limit on that. A repetition of nothing would count to the end in any case, and is left out.
  *
+ * Finalizers come at any time, also where nothing has a limit, and hooks are off in them: setmetatable puts a function
+ * in their place that calls them on a thread of their own, as a call with limits.
+ *
  * The sandbox has guards of its own (lua/llmrun/sandbox/inside.lua).
  */
 #include "lua/lua_int.h"
 #include <lualib.h>
+#include <stdio.h>
 #include <string.h>
 
 enum { MOST = 10000000, LONG = 100000 }; /* elements: a fraction of a second, and of a hundredth of one */
@@ -108,6 +112,63 @@ static int bounded_xpcall(lua_State *L)
     return original(L, 1);
 }
 
+/* ---- coroutines ---- */
+
+static int coroutine_close(lua_State *L)
+{
+    lua_State *co = lua_tothread(L, 1);
+    lua_Debug ar;
+    if (!co || co == L || (lua_status(co) == LUA_OK && lua_getstack(co, 0, &ar))) return original(L, 1);
+    return lr_lua_close_coroutine(L);
+}
+
+/* ---- finalizers ---- */
+
+static const lua_State *finalizer; /* the thread of the one that runs; they never run inside each other */
+
+bool lr_lua_is_finalizer(const lua_State *L) { return L == finalizer; }
+
+/* __gc; upvalue: the function that was given. An error becomes a warning (warn "@on"), as of any finalizer. */
+static int finalize(lua_State *L)
+{
+    lr_error err;
+    lua_settop(L, 1);
+    lua_State *co = lua_newthread(L);
+    lua_pushvalue(L, lua_upvalueindex(1));
+    lua_pushvalue(L, 1);
+    lua_xmove(L, co, 2);
+    const lua_State *before = finalizer;
+    finalizer = co;
+    int rc = lr_lua_call_limited(co, 1, 0, &lr_lua_step_limits, &err);
+    finalizer = before;
+    if (!rc) return 0;
+    static bool told;
+    if (rc == LR_ELIMIT && !told) fprintf(stderr, "llmrun: a finalizer (__gc): %s\n", err.text);
+    told = told || rc == LR_ELIMIT;
+    return luaL_error(L, "%s", err.text);
+}
+
+/* Before an object gets the metatable at idx. */
+static void bound_finalizer(lua_State *L, int idx)
+{
+    if (!lua_istable(L, idx)) return;
+    lua_pushliteral(L, "__gc");
+    if (lua_rawget(L, idx) == LUA_TFUNCTION && lua_tocfunction(L, -1) != finalize) {
+        lua_pushliteral(L, "__gc");
+        lua_insert(L, -2);
+        lua_pushcclosure(L, finalize, 1);
+        lua_rawset(L, idx);
+        return;
+    }
+    lua_pop(L, 1);
+}
+
+static int bounded_setmetatable(lua_State *L)
+{
+    bound_finalizer(L, 2);
+    return original(L, 1);
+}
+
 /* ---- putting them in place ---- */
 
 /* Puts f in the place of t[name] (t at the stack's top), with what was there as its first upvalue and the name as its
@@ -153,5 +214,10 @@ void lr_lua_open_bounded(lua_State *L)
     replace(L, "move", table_move);
     lua_pushglobaltable(L);
     replace(L, "xpcall", bounded_xpcall);
-    lua_pop(L, 3);
+    replace(L, "setmetatable", bounded_setmetatable);
+    lua_getglobal(L, LUA_COLIBNAME);
+    replace(L, "close", coroutine_close);
+    lua_getglobal(L, LUA_DBLIBNAME);
+    replace(L, "setmetatable", bounded_setmetatable);
+    lua_pop(L, 5);
 }

@@ -7,6 +7,9 @@
  *
  * A thread's extra space says whether it is parked on the mark. Ctrl-C sets a sticky hook on the thread that runs, so
  * every resume keeps track of it.
+ *
+ * A coroutine that a hook of a time limit has ended is left as it is: Lua calls no hooks in it any more, so that its
+ * close handlers could run on for ever.
  */
 #include "lua/lua_int.h"
 #include <signal.h>
@@ -19,7 +22,7 @@ static lr_lua_frame *volatile running;
 static volatile sig_atomic_t interrupted;
 static volatile sig_atomic_t hook_on_interrupt = 1;
 
-enum { IDLE, PARKED, PREEMPTED };
+enum { IDLE, PARKED, PREEMPTED, LATE };
 static void set_parked(lua_State *co, intptr_t v) { memcpy(lua_getextraspace(co), &v, sizeof v); }
 static intptr_t parked(lua_State *co)
 {
@@ -92,6 +95,10 @@ static void push_obstacle(lua_State *L)
 {
     lua_Debug ar;
     bool in_xpcall = false;
+    if (lr_lua_is_finalizer(L)) {
+        lua_pushliteral(L, "a finalizer (__gc)");
+        return;
+    }
     for (int level = 1; lua_getstack(L, level, &ar); level++) {
         lua_getinfo(L, "Sn", &ar);
         if (ar.namewhat && strcmp(ar.namewhat, "metamethod") == 0 && ar.name && strstr(ar.name, "gc")) {
@@ -145,10 +152,23 @@ static int core_obstacle(lua_State *L)
     return 1;
 }
 
-/* lua_resetthread, which runs close handlers: they are what runs then, for those who stop what runs. */
+static bool ended_late(lua_State *co) { return parked(co) == LATE; }
+
+/* After a resume that ended with an error. */
+static void note_late(lua_State *co)
+{
+    if (lr_lua_is_late()) set_parked(co, LATE);
+}
+
+/* lua_resetthread, which runs close handlers: they are what runs then, for those who stop what runs. Not those of a
+ * coroutine that was over its time. */
 static int reset(lua_State *co)
 {
     lr_lua_frame f;
+    if (ended_late(co)) {
+        if (lua_checkstack(co, 1)) lua_pushliteral(co, "over the time limit");
+        return LUA_ERRRUN;
+    }
     lr_lua_enter(&f, co);
     int st = lua_resetthread(co);
     lr_lua_leave(&f);
@@ -192,7 +212,7 @@ static int resume_failed(lua_State *L, lua_State *co, lua_KContext wrap)
         return 2;
     }
     int st = lua_status(co);
-    if (st != LUA_OK && st != LUA_YIELD) {
+    if (st != LUA_OK && st != LUA_YIELD && !ended_late(co)) {
         st = reset(co); /* closes what is pending, and leaves the error on top */
         lua_xmove(co, L, 1);
     } else {
@@ -224,7 +244,10 @@ static int resume_step(lua_State *L, lua_State *co, int n_args, lua_KContext wra
             lua_xmove(co, L, n);
             return wrap ? n : n + 1;
         }
-        if (st != LUA_YIELD) return resume_failed(L, co, wrap);
+        if (st != LUA_YIELD) {
+            note_late(co);
+            return resume_failed(L, co, wrap);
+        }
         lua_pop(co, n);
         if (lua_isyieldable(L)) {
             if (lua_gettop(L) < 2) push_guard(L);
@@ -263,7 +286,7 @@ static int resume_start(lua_State *L, lua_KContext wrap)
     const char *bad = NULL;
     if (is_parked(co))
         bad = "cannot resume a coroutine that waits for the engine";
-    else if (lua_status(co) == LUA_OK && lua_gettop(co) == 0)
+    else if ((lua_status(co) == LUA_OK && lua_gettop(co) == 0) || ended_late(co))
         bad = "cannot resume dead coroutine";
     else if (!lua_checkstack(co, n))
         bad = "too many arguments to resume";
@@ -300,8 +323,8 @@ static int core_wrap(lua_State *L)
     return 1;
 }
 
-/* step(co, ...): the loop's resume of a task. "parked", or "done" with the results, or "dead" with the error (the
- * thread is left as it is, for a traceback). */
+/* step(co, ...): the loop's resume of a task. "parked", "yielded", or "done" with the results, or "dead" with the error
+ * (the thread is left as it is, for a traceback). */
 static int core_step(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTHREAD);
@@ -316,38 +339,59 @@ static int core_step(lua_State *L)
     int st = lua_resume(co, L, n, &n);
     lr_lua_leave(&f);
     if (st == LUA_YIELD) {
-        bool waits = !lr_lua_take_preempted(co) && is_parked(co);
-        lua_pushstring(L, waits ? "parked" : "yielded");
+        const char *how = lr_lua_take_preempted(co) ? "preempted" : is_parked(co) ? "parked" : "yielded";
+        lua_pushstring(L, how);
         lua_pop(co, n);
         return 1;
     }
     lua_pushstring(L, st == LUA_OK ? "done" : "dead");
-    if (st != LUA_OK) n = 1;
+    if (st != LUA_OK) {
+        note_late(co);
+        n = 1;
+    }
     if (!lua_checkstack(L, n + 1)) return luaL_error(L, "too many results");
     lua_xmove(co, L, n);
     return n + 1;
 }
 
+/* close(co): ends a parked task from outside: its to-be-closed variables are closed, innermost coroutine first.
+ * true, or false and the error of a close handler. */
+int lr_lua_close_coroutine(lua_State *L)
+{
+    luaL_checktype(L, 1, LUA_TTHREAD);
+    lua_State *co = lua_tothread(L, 1);
+    if (is_parked(co)) set_parked(co, IDLE);
+    if (reset(co) == LUA_OK) {
+        lua_pushboolean(L, 1);
+        return 1;
+    }
+    lua_pushboolean(L, 0);
+    lua_xmove(co, L, 1);
+    return 2;
+}
+
 /* step_limited(seconds, hard, co, ...): as step, for a task that a time limit hangs over: when it has been busy for so
- * many seconds of processor time, it is interrupted ("yielded") where it can be; where it can't, an error ends it after
- * `hard` seconds. */
+ * many seconds of processor time, it is interrupted ("preempted") where it can be; where it can't, an error ends it
+ * after `hard` seconds. */
 static int core_step_limited(lua_State *L)
 {
     lua_Number seconds = luaL_checknumber(L, 1), hard = luaL_checknumber(L, 2);
     luaL_checktype(L, 3, LUA_TTHREAD);
-    lua_State *co = lua_tothread(L, 3);
     if (!(seconds > 0 && hard > 0)) return luaL_error(L, "limits above 0 expected");
     if (hard > 1e9) hard = 1e9;
     const lr_lua_limits lim = {.seconds = hard < seconds ? hard : seconds, .hard = hard};
     lr_error err;
+    lua_pushvalue(L, 3);
+    lua_replace(L, 1);
     lua_pushcfunction(L, core_step);
     lua_replace(L, 2);
     if (lr_lua_pcall_limited(L, lua_gettop(L) - 2, LUA_MULTRET, &lim, &err) == 0) return lua_gettop(L) - 1;
-    set_parked(co, IDLE); /* its time was up just as it stopped by itself */
-    reset(co);
-    lua_settop(L, 0);
+    lua_settop(L, 1); /* its time was up just as it stopped by itself */
     lua_pushliteral(L, "dead");
     lua_pushstring(L, err.text);
+    lua_pushcfunction(L, lr_lua_close_coroutine);
+    lua_pushvalue(L, 1);
+    lr_lua_call_limited(L, 1, 0, &(lr_lua_limits){.seconds = hard}, &err);
     return 2;
 }
 
@@ -373,22 +417,6 @@ static int core_call_limited(lua_State *L)
     }
     lua_pushstring(L, lr_error_name(err.code));
     return 3;
-}
-
-/* close(co): ends a parked task from outside: its to-be-closed variables are closed, innermost coroutine first.
- * true, or false and the error of a close handler. */
-static int core_close(lua_State *L)
-{
-    luaL_checktype(L, 1, LUA_TTHREAD);
-    lua_State *co = lua_tothread(L, 1);
-    set_parked(co, IDLE);
-    if (reset(co) == LUA_OK) {
-        lua_pushboolean(L, 1);
-        return 1;
-    }
-    lua_pushboolean(L, 0);
-    lua_xmove(co, L, 1);
-    return 2;
 }
 
 /* Ctrl-C ------------------------------------------------------------------------------------------------------------*/
@@ -471,7 +499,7 @@ void lr_lua_open_coroutine(lua_State *L)
         {"step", core_step},
         {"step_limited", core_step_limited},
         {"call_limited", core_call_limited},
-        {"close", core_close},
+        {"close", lr_lua_close_coroutine},
         {"catch_interrupts", core_catch_interrupts},
         {"interrupted", core_interrupted},
         {NULL, NULL},

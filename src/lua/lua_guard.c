@@ -7,9 +7,10 @@
  * that neither a pcall in a loop swallows it nor a loop that has its work done by one coroutine after the other. The
  * signal comes again until the call has ended. A call inside a call is one of its own
  * for the watchdog, with what is left of the outer one's time if that is less; the outer one goes on with the rest. Not
- * stopped: C functions and finalizers, where Lua calls no hooks; C functions that can go on and on look at the time
- * themselves (lr_lua_check_time, lua_bounded.c). A call with a hard limit is preempted instead when its time is up,
- * where it can yield, and goes on when it is called again.
+ * stopped: C functions, in which Lua calls no hooks; those that can go on and on look at the time themselves
+ * (lr_lua_check_time, lua_bounded.c). Finalizers, in which it calls none either, run as calls of their own there. A
+ * call with a hard limit is preempted instead when its time is up, where it can yield, and goes on when it is called
+ * again.
  *
  * Memory. Lua's allocator counts; inside a limited call, growth over the limit is refused, upon which Lua collects
  * garbage and, if that is not enough, raises "not enough memory". When there is none in earnest, what runs meets that
@@ -58,12 +59,14 @@ static struct {
     _Atomic int64_t budget;   /* its nanoseconds */
     _Atomic uint64_t seen; /* the call that the watchdog measures, and its thread's processor time when it began to */
     _Atomic int64_t since;
+    _Atomic int64_t from; /* the thread's processor time when what counts now began, if it is known (else 0) */
     _Atomic(pthread_t) thread;
     _Atomic bool asleep;
     const lr_lua_frame *volatile base; /* the thread of the outermost call */
     volatile sig_atomic_t held;
     int64_t hard_at; /* the thread's processor time at which a preemptible call is stopped; 0 = it is not preemptible */
     int64_t hard;    /* what it may take until then */
+    int64_t limit;   /* nanoseconds of the limit that is the present one, for texts */
     bool works;      /* the watchdog runs */
     pthread_once_t once;
     pthread_mutex_t lock;
@@ -182,7 +185,7 @@ static bool is_ours(lua_State *L, lua_Debug *ar)
 /* level: of the function that is named, as for luaL_where. */
 static void raise_late(lua_State *L, int level)
 {
-    int ms = (int)((watch.hard_at ? watch.hard : atomic_load(&watch.budget)) / 1000000);
+    int ms = (int)((watch.hard_at ? watch.hard : watch.limit) / 1000000);
     luaL_where(L, level);
     lua_pushfstring(L, "over the time limit%s: %d ms of processor time", watch.hard_at ? "" : " of a hook", ms);
     lua_concat(L, 2);
@@ -275,8 +278,9 @@ static void *watchdog(void *arg)
         if (pthread_getcpuclockid(thread, &clock) != 0) continue;
         int64_t now = clock_ns(clock);
         if (fresh) {
-            since = now;
-            atomic_store(&watch.since, now);
+            int64_t from = atomic_load(&watch.from);
+            since = from ? from : now;
+            atomic_store(&watch.since, since);
             atomic_store(&watch.seen, call);
         }
         if (now - since < atomic_load(&watch.budget)) continue;
@@ -306,8 +310,10 @@ static void begin_time(double seconds)
 {
     pthread_once(&watch.once, start_watchdog);
     if (!watch.works) return;
-    atomic_store_explicit(&watch.budget, (int64_t)(seconds * 1e9), memory_order_relaxed);
+    watch.limit = (int64_t)(seconds * 1e9);
+    atomic_store_explicit(&watch.budget, watch.limit, memory_order_relaxed);
     atomic_store_explicit(&watch.thread, pthread_self(), memory_order_relaxed);
+    atomic_store_explicit(&watch.from, 0, memory_order_relaxed);
     atomic_fetch_add(&watch.call, 1);
     if (!atomic_load(&watch.asleep)) return;
     pthread_mutex_lock(&watch.lock);
@@ -337,7 +343,7 @@ static int outcome(lua_State *L, int st, bool late, const lr_lua_limits *lim, lr
 typedef struct outer_time {
     const lr_lua_frame *base;
     int64_t began, left; /* processor time at the inner one's beginning; of the outer one's budget */
-    int64_t hard, hard_at;
+    int64_t hard, hard_at, limit;
 } outer_time;
 
 /* An inner call with a limit of its own: false if it has none, or the outer one has none or is over. */
@@ -345,32 +351,44 @@ static bool begin_inner(outer_time *o, const lr_lua_limits *lim)
 {
     uint64_t call = atomic_load(&watch.call);
     if (!(lim->seconds > 0) || !(call & 1) || time_is_up()) return false;
-    *o = (outer_time){watch.base, clock_ns(CLOCK_THREAD_CPUTIME_ID), atomic_load(&watch.budget), watch.hard,
-                      watch.hard_at};
-    if (atomic_load(&watch.seen) == call) o->left -= o->began - atomic_load(&watch.since);
+    *o = (outer_time){
+        watch.base, clock_ns(CLOCK_THREAD_CPUTIME_ID), atomic_load(&watch.budget), watch.hard, watch.hard_at,
+        watch.limit};
+    int64_t from = atomic_load(&watch.from);
+    if (!from && atomic_load(&watch.seen) == call) from = atomic_load(&watch.since);
+    if (from) o->left -= o->began - from;
     double seconds = (double)o->left * 1e-9;
     watch.hard = (int64_t)(lim->hard * 1e9);
     watch.hard_at = lim->hard > 0 ? o->began + watch.hard : 0;
+    if (lim->seconds < seconds) watch.limit = (int64_t)(lim->seconds * 1e9);
     atomic_store(&watch.budget, (int64_t)((lim->seconds < seconds ? lim->seconds : seconds) * 1e9));
+    atomic_store(&watch.from, o->began);
     atomic_fetch_add(&watch.call, 2);
     return true;
 }
 
+/* If the outer one's time is over, that is told here: one whose time goes into inner calls is never the same for long
+ * enough that the watchdog could. */
 static void end_inner(const outer_time *o)
 {
-    int64_t left = o->left - (clock_ns(CLOCK_THREAD_CPUTIME_ID) - o->began);
+    int64_t now = clock_ns(CLOCK_THREAD_CPUTIME_ID), left = o->left - (now - o->began);
     watch.base = o->base;
     watch.hard = o->hard;
     watch.hard_at = o->hard_at;
+    watch.limit = o->limit;
     atomic_store(&watch.budget, left > 1 ? left : 1);
-    atomic_fetch_add(&watch.call, 2);
+    atomic_store(&watch.from, now);
+    uint64_t call = atomic_fetch_add(&watch.call, 2) + 2;
+    if (left > 0) return;
+    atomic_store(&watch.expired, call);
+    on_signal(TIME_SIGNAL);
 }
 
 int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_limits *lim, lr_error *err)
 {
     int64_t limit = heap.limit;
     lr_lua_frame f;
-    bool outer = heap.depth++ == 0, timed = outer && lim->seconds > 0;
+    bool outer = heap.depth++ == 0, timed = outer && lim->seconds > 0, over = heap.over;
     heap.over = false;
     if (lim->bytes && heap.used + (int64_t)lim->bytes < limit) heap.limit = heap.used + (int64_t)lim->bytes;
     lr_lua_enter(&f, L);
@@ -390,12 +408,14 @@ int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_l
     lua_remove(L, base);
     bool late = time_is_up();
     if (timed && (atomic_load(&watch.call) & 1)) atomic_fetch_add(&watch.call, 1);
-    if (inner) end_inner(&before);
     if (late) lua_sethook(L, NULL, 0, 0); /* an outer call's time is up too: the next signal tells it */
+    if (inner) end_inner(&before);
     lr_lua_leave(&f);
     heap.depth--;
     heap.limit = limit;
-    return outcome(L, st, late, lim, err);
+    int rc = outcome(L, st, late, lim, err);
+    if (!outer) heap.over = over;
+    return rc;
 }
 
 int lr_lua_call_limited(lua_State *L, int n_args, int n_results, const lr_lua_limits *lim, lr_error *err)

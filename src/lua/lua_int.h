@@ -106,6 +106,11 @@ void lr_lua_watch_early(lua_State *L);
 /* Nothing is stopped for its time while this is on: for reporting what was stopped. */
 void lr_lua_hold_time(bool on);
 
+/* core.close, a function of Lua's: the thread at index 1 is closed, under the limits of the call that closes it. */
+int lr_lua_close_coroutine(lua_State *L);
+/* The thread runs a finalizer (lua_bounded.c). */
+bool lr_lua_is_finalizer(const lua_State *L);
+
 void lr_lua_open_guard(lua_State *L);
 void lr_lua_open_coroutine(lua_State *L);
 void lr_lua_open_sys(lua_State *L);

@@ -111,7 +111,20 @@ local reach = {
 }
 
 --- Bodies that must come to an end by a limit (or an error), whatever they catch.
+local forever = "setmetatable({}, { __close = function() while true do end end })"
 local bounded = {
+    ["a close handler"] = "local x <close> = " .. forever,
+    ["a close handler of a coroutine that is stopped, in wrap"] =
+        "coroutine.wrap(function() local x <close> = " .. forever .. " while true do end end)()",
+    ["a close handler of a coroutine that is stopped, in close"] = "local co = coroutine.create(function() local x <close> = "
+        .. forever .. " while true do end end) coroutine.resume(co) coroutine.close(co)",
+    ["a close handler of a coroutine that waits"] = "local co = coroutine.create(function() local x <close> = " .. forever
+        .. " coroutine.yield() end) coroutine.resume(co) coroutine.close(co) while true do end",
+    ["close handlers of coroutines, in a callback"] = "table.sort({ 3, 2, 1 }, function() coroutine.wrap(function() "
+        .. "local x <close> = " .. forever .. " while true do end end)() end)",
+    ["coroutine.close in a loop"] = "while true do local co = coroutine.create(function() end) coroutine.close(co) end",
+    ["an error whose text is never done"] = "error(setmetatable({}, { __tostring = function() while true do end end }))",
+    ["an error whose fields are never there"] = "error(setmetatable({}, { __index = function() while true do end end }))",
     ["an endless loop"] = "while true do end",
     ["a loop that swallows the limit's error"] = "while true do pcall(function() while true do end end) end",
     ["pcall in pcall, with handlers"] =

@@ -296,6 +296,71 @@ describe("limits", function()
         assert.equal(503, r.status)
         assert.is_true(closed)
     end)
+
+    describe("of computing end a request, while others are answered:", function()
+        local function spin() while true do end end
+        local closing = { __close = spin }
+        local ends = {
+            ["a loop"] = spin,
+            ["a loop that catches errors"] = function() while true do pcall(spin) end end,
+            ["a loop in a coroutine"] = function() coroutine.wrap(spin)() end,
+            ["a loop in a callback"] = function() table.sort({ 2, 1, 3 }, spin) end,
+            ["a loop in a branch"] = function() llm.all { spin, function() return 1 end } end,
+            ["a loop, and one in a close handler"] = function()
+                local guard <close> = setmetatable({}, closing) -- luacheck: ignore 211
+                spin()
+            end,
+            ["a loop in a close handler"] = function()
+                local guard <close> = setmetatable({}, closing) -- luacheck: ignore 211
+            end,
+            ["a close handler of a callback's coroutine"] = function()
+                table.sort({ 2, 1, 3 }, coroutine.wrap(function()
+                    local guard <close> = setmetatable({}, closing) -- luacheck: ignore 211
+                    spin()
+                end))
+            end,
+            ["an error whose text is never done"] = function() error(setmetatable({}, { __tostring = spin })) end,
+        }
+        for name, fn in pairs(ends) do
+            it(name, function()
+                local log = {}
+                local server <close> = server_of {
+                    max_busy = 0.2, log = function(text) log[#log + 1] = text end,
+                    routes = { ["GET /busy"] = fn, ["GET /quick"] = function() return "here" end },
+                }
+                local r, quick
+                llm.all {
+                    function() r = S.get(server, "/busy") end,
+                    function()
+                        llm.sleep(0.01)
+                        quick = S.get(server, "/quick")
+                    end,
+                }
+                assert.equal("here", quick.body)
+                assert.is_true(r.status >= 500, r.status)
+                assert.equal(1, #log)
+                assert.matches(log[1]:find("computed", 1, true) and "GET /busy: computed for more than 0.2 s without waiting"
+                    or "over the time limit", log[1], 1, true)
+            end)
+        end
+
+        it("with a limit for the whole request", function()
+            local server <close> = server_of { request_timeout = 0.1, routes = { ["GET /busy"] = spin } }
+            assert.equal(503, S.get(server, "/busy").status)
+        end)
+
+        it("but not one that waits in between", function()
+            local server <close> = server_of { max_busy = 0.2, routes = { ["GET /long"] = function()
+                local began = core.now()
+                while core.now() - began < 0.5 do
+                    for _ = 1, 1e5 do end
+                    llm.sleep(0)
+                end
+                return "done"
+            end } }
+            assert.equal("done", S.get(server, "/long").body)
+        end)
+    end)
 end)
 
 describe("streams", function()

@@ -81,14 +81,116 @@ describe("under a time limit", function()
         end), 1, true)
     end)
 
+    local function forever() while true do end end
+    local function closing(fn) return setmetatable({}, { __close = fn }) end
+
+    it("close handlers that loop are stopped, also those of a coroutine that was stopped itself", function()
+        local function busy()
+            local x <close> = closing(forever) -- luacheck: ignore 211
+            forever()
+        end
+        for name, fn in pairs {
+            plain = function() local x <close> = closing(forever) end, -- luacheck: ignore 211
+            wrap = function() coroutine.wrap(busy)() end,
+            close = function()
+                local co = coroutine.create(busy)
+                coroutine.resume(co)
+                coroutine.close(co)
+            end,
+            caught = function() while true do pcall(coroutine.wrap(busy)) end end,
+            suspended = function()
+                local co = coroutine.create(function()
+                    local x <close> = closing(forever) -- luacheck: ignore 211
+                    coroutine.yield()
+                end)
+                coroutine.resume(co)
+                coroutine.close(co)
+            end,
+            again_and_again = function() while true do coroutine.close(coroutine.create(forever)) end end,
+        } do
+            assert.matches(late, limited(fn), 1, true, name)
+        end
+    end)
+
+    it("a coroutine that was stopped is dead afterwards, and closing it runs nothing", function()
+        local co = coroutine.create(function()
+            local x <close> = closing(forever) -- luacheck: ignore 211
+            forever()
+        end)
+        limited(function() coroutine.resume(co) end)
+        assert.equal("dead", coroutine.status(co))
+        assert.same({ false, "cannot resume dead coroutine" }, { coroutine.resume(co) })
+        assert.same({ false, "over the time limit" }, { coroutine.close(co) })
+    end)
+
+    it("calls with limits in a loop count too", function()
+        assert.matches(late, limited(function()
+            while true do core.call_limited(10, 0, function() end) end
+        end), 1, true)
+    end)
+
     it("a message handler that loops is left out when the time is over, and stopped before", function()
-        local function forever() while true do end end
         assert.matches(late, limited(function() xpcall(forever, forever) end), 1, true)
         assert.matches(late, limited(function() xpcall(error, forever) end), 1, true)
         assert.is_nil(limited(function()
             local ok, err = xpcall(error, function(e) return e .. "!" end, "no")
             assert(not ok and err == "no!")
         end))
+    end)
+end)
+
+describe("a finalizer", function()
+    local function collected(mt)
+        setmetatable({}, mt)
+        setmetatable({}, mt)
+        collectgarbage()
+        collectgarbage()
+    end
+
+    it("that loops is stopped, and takes of the time of what it interrupts", function()
+        local began, ran = core.now(), 0
+        for _, fn in ipairs {
+            function() while true do end end,
+            function() while true do pcall(function() while true do end end) end end,
+            coroutine.wrap(function() while true do end end),
+            function() coroutine.wrap(function() while true do end end)() end,
+        } do
+            core.call_limited(0.1, 0, collected, { __gc = function(x) ran = ran + 1; fn(x) end })
+            core.call_limited(0.1, 0, collected, { __gc = fn })
+        end
+        assert.is_true(ran >= 4)
+        assert.is_true(core.now() - began < 20 * slow, "it was not stopped in time")
+        local again
+        function again() setmetatable({}, { __gc = again }) end
+        assert.matches("over the time limit", limited(function()
+            again()
+            while true do collectgarbage() end
+        end), 1, true)
+        again = nil
+    end)
+
+    it("that fails or takes all memory hurts nobody", function()
+        assert.is_nil(limited(function()
+            collected { __gc = function() error {} end }
+            collected { __gc = function() error() end }
+            collected { __gc = function() coroutine.yield() end }
+            collected { __gc = function() return table.unpack({}, 1, 1e9), ("x"):rep(1 << 34) end }
+        end))
+    end)
+
+    it("does what it did, whoever sets it", function()
+        local log = {}
+        collected { __gc = function(x) log[#log + 1] = type(x) end }
+        local mt = debug.setmetatable({}, { __gc = function() log[#log + 1] = "debug" end })
+        assert.is_table(mt)
+        mt = nil -- luacheck: ignore 311
+        collectgarbage()
+        collectgarbage()
+        assert.same({ "table", "table", "debug" }, log)
+        assert.error_matches(function() setmetatable({}) end, "bad argument #2 to 'setmetatable'")
+        assert.error_matches(function() setmetatable(1, {}) end, "bad argument #1 to 'setmetatable'")
+        local t = setmetatable({}, { __metatable = "locked", __gc = function() end })
+        assert.error_matches(function() setmetatable(t, {}) end, "protected metatable")
     end)
 end)
 

@@ -20,6 +20,8 @@ function M.start(o) end
 ---   page: false: no page at /; "open": it comes without a key, and asks for one
 ---   cors: origins that browsers let in; hosts: further names of this server; log: function(text)
 ---   request_timeout, drain_timeout (30): seconds; on_ready(server)
+---   max_busy (30): seconds that a route may compute without waiting (for the engine, a client, a timer); it is
+---     interrupted all the while, so that others go on
 ---   keep_alive (15; 0: never): seconds of silence after which a stream of events gets a comment, which clients skip
 ---   limits: max_connections (4096), max_requests (1024 at once), max_header (32 KiB), max_body (64 MiB),
 ---     max_bodies (256 MiB together), max_stream (256 KiB waiting for a client), idle_timeout (75 s), header_timeout

@@ -73,6 +73,8 @@ the requests that have come are answered.]],
         { "allowed-host", arg = "NAME", type = "list", help = "a further Host name of this server" },
         { "max-body", arg = "BYTES", type = "integer", range = { 1 }, help = "longest request body (default 64 MiB)" },
         { "request-timeout", arg = "SECONDS", type = "number", above = 0, help = "ends requests that take longer" },
+        { "max-busy", arg = "SECONDS", type = "number", above = 0,
+            help = "ends requests whose route computes for longer without waiting (default 30)" },
         { "drain-timeout", arg = "SECONDS", type = "number", range = { 0 },
             help = "how long the end waits for answers (default 30)" },
         { "no-page", help = "no page at /" },
@@ -232,7 +234,7 @@ function M.run(o)
         host = o.host, port = o.port, models = models, model_names = names, routes = routes, api_keys = api_keys(o),
         openai = { names = aliases, max_queue = o.max_queue }, page = page_of(o), cors = o.cors,
         hosts = o.allowed_host, max_body = o.max_body, request_timeout = o.request_timeout,
-        drain_timeout = o.drain_timeout, scripts = scripts,
+        max_busy = o.max_busy, drain_timeout = o.drain_timeout, scripts = scripts,
         on_ready = function(server)
             console = open_console(o, models, server)
             local shown = {}
