@@ -325,7 +325,7 @@ describe("limits", function()
             it(name, function()
                 local log = {}
                 local server <close> = server_of {
-                    max_busy = 0.2, log = function(text) log[#log + 1] = text end,
+                    max_busy = 0.1, log = function(text) log[#log + 1] = text end,
                     routes = { ["GET /busy"] = fn, ["GET /quick"] = function() return "here" end },
                 }
                 local r, quick
@@ -339,7 +339,7 @@ describe("limits", function()
                 assert.equal("here", quick.body)
                 assert.is_true(r.status >= 500, r.status)
                 assert.equal(1, #log)
-                assert.matches(log[1]:find("computed", 1, true) and "GET /busy: computed for more than 0.2 s without waiting"
+                assert.matches(log[1]:find("computed", 1, true) and "GET /busy: computed for more than 0.1 s without waiting"
                     or "over the time limit", log[1], 1, true)
             end)
         end
