@@ -206,6 +206,7 @@ void lr_lua_check_time(lua_State *L)
 
 static void time_hook(lua_State *L, lua_Debug *ar)
 {
+    if (watch.held) return;
     if (!time_is_up()) {
         if (!HOOKS_ALWAYS || !lr_lua_limited()) lua_sethook(L, NULL, 0, 0); /* left over from a call that has ended */
         return;
