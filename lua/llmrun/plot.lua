@@ -279,12 +279,11 @@ end
 ---@param path string
 ---@param text string
 function M.save_text(path, text)
-    local f, err = io.open(path, "w")
+    local f <close>, err = require("llmrun.files").create(path)
     if not f then return nil, err end
     local ok, why = f:write(text)
-    local closed, late = f:close()
-    if not ok or not closed then return nil, why or late end
-    return true
+    if not ok then return nil, why end
+    return f:done()
 end
 
 --- Writes the plot to a file: true, or nil and a text.

@@ -7,7 +7,9 @@
 ---   model   context; for a roofline also parameters, weight_bytes, layers, width, heads, head_dim
 ---   step    kind = "table": rows, seconds (lists: a step of so many rows without context), and seconds for each
 ---           step, sequence (in a step), token (drawn), decode_context (token that a decoding row looks back at),
----           prefill_pair (a row of a prompt and a token that it sees)
+---           prefill_pair (a row of a prompt and a token that it sees); weights that get cold (model/simulated.h):
+---           cold_narrow, cold_wide (what a step of up to narrow_rows, of more takes longer if all is cold),
+---           cool_seconds, cold_keep
 ---           kind = "roofline": flops, attention_flops, bandwidth (a second, as reached), and step, sequence, token as
 ---           above
 ---   links   roofline: tp = { latency, bandwidth } of one exchange between the GPUs of a replica, pp = the same from
@@ -15,10 +17,12 @@
 ---   kv      bytes_per_token; capacity_tokens, or for a roofline memory (bytes of one GPU) and reserve (bytes of it
 ---           that hold neither weights nor KV); swap_bandwidth (bytes a second to host memory)
 ---   engine  defaults of max_batch_tokens, max_seqs, chunk, prompt_rows, block_size
----   error   how far the fit is off on steps that it has not seen: mean_abs, p90 (relative)
+---   error   how far the fit is off on kinds of steps that it has not seen: mean_abs, p90 (relative); disturbed: share
+---           of the steps beside which the machine had other work
 
 local json = require "llmrun.json"
 local options = require "llmrun.options"
+local words = require "llmrun.words"
 
 local M = {}
 
@@ -48,6 +52,8 @@ end
 
 local TINY = 1e-30
 
+local cold = { "cold_narrow", "cold_wide", "narrow_rows", "cool_seconds", "cold_keep" }
+
 local function check_table(step)
     for _, name in ipairs { "rows", "seconds" } do
         if type(step[name]) ~= "table" or #step[name] == 0 then error("step." .. name .. ": a list expected", 0) end
@@ -65,6 +71,8 @@ local function check_table(step)
     for _, name in ipairs { "step", "sequence", "token", "decode_context", "prefill_pair" } do
         number(step, "step", name, 0, 0)
     end
+    for _, name in ipairs(cold) do number(step, "step", name, 0, 0) end
+    if number(step, "step", "cold_keep", 0, 0) > 1 then error("step.cold_keep is above 1", 0) end
 end
 
 local function check_links(p)
@@ -95,7 +103,11 @@ local function check_roofline(p)
 end
 
 local function check(p)
-    if type(p) ~= "table" then error("a table expected, got " .. type(p), 0) end
+    if type(p) ~= "table" then
+        error("an object expected, got " .. (p == json.null and "null" or type(p)), 0)
+    elseif p.format == nil then
+        error(("it is no profile: it has no format '%s'"):format(M.format), 0)
+    end
     if p.format ~= M.format then
         error(("format is %s: '%s' expected"):format(tostring(p.format), M.format), 0)
     end
@@ -190,8 +202,8 @@ local function capacity(p, tp, pp)
     local room = tp * pp * (kv.memory - kv.reserve) - p.model.weight_bytes
     local tokens = math.tointeger(room // kv.bytes_per_token)
     if tokens < 1 then
-        error(("%d GPUs of %.0f GB don't hold %.0f GB of weights and %.0f GB of reserve each; more tp or pp is needed")
-            :format(tp * pp, kv.memory / 1e9, p.model.weight_bytes / 1e9, kv.reserve / 1e9), 0)
+        error(("%s of %.0f GB don't hold %.0f GB of weights and %.0f GB of reserve each; more tp or pp is needed")
+            :format(words.count(tp * pp, "GPU"), kv.memory / 1e9, p.model.weight_bytes / 1e9, kv.reserve / 1e9), 0)
     end
     return tokens
 end
@@ -211,6 +223,8 @@ function M.cost(p, opts)
         c.rows, c.seconds = {}, step.seconds
         for i, n in ipairs(step.rows) do c.rows[i] = math.tointeger(n) end
         c.decode_context, c.prefill_pair = step.decode_context or 0, step.prefill_pair or 0
+        for _, name in ipairs(cold) do c[name] = step[name] or 0 end
+        c.narrow_rows = math.tointeger(math.min(c.narrow_rows, 1 << 20) // 1)
     else
         c.rows, c.seconds = points, {}
         for i, n in ipairs(points) do c.seconds[i] = roofline(p, n, tp, pp) end

@@ -12,6 +12,7 @@
 --- the tokens don't depend on it.
 
 local constrain = require "llmrun.constrain"
+local count = require("llmrun.words").count
 local errors = require "llmrun.errors"
 local file = require "llmrun.recording"
 local json = require "llmrun.json"
@@ -498,10 +499,10 @@ function M.report(self)
     local d = self.differences[1]
     local n = #self.differences
     if not d then
-        lines[1] = ("%d tokens of %d requests equal"):format(self.tokens, self.compared)
+        lines[1] = ("%s of %s equal"):format(count(self.tokens, "token"), count(self.compared, "request"))
     else
-        lines[1] = ("%d of %d requests differ; the first: request %d (line %d of the recording), token %d%s"):format(n,
-            self.compared, d.request, self.rec.requests[d.request].line, d.at,
+        lines[1] = ("%d of %s differ; the first: request %d (line %d of the recording), token %d%s"):format(n,
+            count(self.compared, "request"), d.request, self.rec.requests[d.request].line, d.at,
             d.step and self.steps > 0 and (", step %d"):format(d.step) or "")
         lines[2] = ("  recorded %s, drawn %s%s"):format(shown(self.model, d.recorded), shown(self.model, d.drawn),
             d.why and (" (%s)"):format(d.why) or "")
@@ -517,7 +518,7 @@ function M.report(self)
     more(self.given, "of them had a Lua sampler: their tokens are taken from the recording")
     more(self.not_compared, "further requests judged drafts by distribution and are not compared")
     if self.steps > 0 and not self.free then
-        lines[#lines + 1] = ("  %d of %d steps had as many rows as recorded"):format(self.equal_steps, self.steps)
+        lines[#lines + 1] = ("  %d of %s had as many rows as recorded"):format(self.equal_steps, count(self.steps, "step"))
     end
     if self.shadow then lines[#lines + 1] = self.shadow:text() end
     if self.rec.cut then lines[#lines + 1] = "  the recording has no end: the program was killed, or still runs" end

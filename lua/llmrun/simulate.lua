@@ -8,7 +8,8 @@
 --- table), policy_options, trace, profile, replicas (1), router (simulate/routers.lua), seed (of math.random; 1), tp,
 --- pp, engine { max_batch_tokens, max_seqs, chunk, prompt_rows, block_size, kv_tokens, prefix_cache, preempt,
 --- swap_bytes }, slo { ttft, tpot } in seconds, rows (true: keep a record of each request), progress(done, virtual
---- seconds), sample (seconds between two points of the time line), oversize ("error", or "drop": what fits no replica
+--- seconds; or 0, 0, how many replicas are made), sample (seconds between two points of the time line, from 0.001 on,
+--- of which there are at most a million), oversize ("error", or "drop": what fits no replica
 --- counts as failed), steady (false: every step asks the policy).
 ---
 --- The trace is a list of rows, or a function that gives the next row, or nil:
@@ -90,6 +91,16 @@ function Replica.__index(r, key)
     return i and (select(i, rawget(r, "fleet"):look(rawget(r, "number"))))
 end
 
+--- Refuses more replicas than the memory holds that the system says is there. each: bytes of one.
+local function check_memory(n, each)
+    local file <close> = io.open("/proc/meminfo", "r")
+    local free = file and file:read("a"):match("MemAvailable:%s*(%d+) kB")
+    if free and (n - 16) * each > free * 1024 then
+        fail("%d replicas need %.1f GB of memory, and there are %.1f GB: fewer, or less KV each (engine.kv_tokens)", n,
+            n * each / 1e9, (free * 1024 + 16 * each) / 1e9)
+    end
+end
+
 local function new_fleet(p, o)
     local e = engine_options(p, o)
     local ok, cost, kv_tokens = pcall(profiles.cost, p, { tp = o.tp, pp = o.pp, block_size = e.block_size })
@@ -101,10 +112,18 @@ local function new_fleet(p, o)
     kv_tokens = e.kv_tokens or kv_tokens
     if kv_tokens < 1 then fail("engine.kv_tokens is %d", kv_tokens) end
     local self = { engines = {}, status = nil, replicas = {} }
-    for i = 1, o.replicas or 1 do
+    local told, n = core.now(), o.replicas or 1
+    local first = core.memory()
+    for i = 1, n do
         local status
         self.engines[i], status = new_engine(cost, e, kv_tokens, o)
         self.status = self.status or status
+        if i == 16 then check_memory(n, (core.memory() - first) / i) end
+        if core.interrupted() then errors.raise(CALL, "interrupted", "cancelled") end
+        if o.progress and core.now() > told + 0.25 then
+            told = core.now()
+            o.progress(0, 0, i)
+        end
     end
     self.core = core.fleet_new(self.engines)
     for i = 1, #self.engines do
@@ -147,8 +166,8 @@ end
 local function seconds(row, number, name, default)
     local v = row[name]
     if v == nil then v = default end
-    if type(v) ~= "number" or v ~= v or v < 0 or v == math.huge then
-        fail("row %d of the trace: %s is %s: seconds expected", number, name, tostring(v))
+    if type(v) ~= "number" or not (v >= 0 and v <= 1e12) then
+        fail("row %d of the trace: %s is %s: seconds, up to 1e12, expected", number, name, tostring(v))
     end
     return v
 end
@@ -200,25 +219,13 @@ end
 
 -- Texts are lists { salt, n, salt, n, ..., n = tokens in all }, see fleet:submit.
 
-local function blocks_text(job)
-    local size, left, text = job.block or 512, job.prompt, { n = job.prompt }
-    for _, id in ipairs(job.blocks) do
-        local n = math.min(size, left)
-        if n <= 0 then break end
-        text[#text + 1], text[#text + 2] = 2 * id + 1, n
-        left = left - n
-    end
-    if left > 0 then text[#text + 1], text[#text + 2] = 2 * job.number, left end
-    return text
-end
-
---- The text of a row whose prompt begins with another text.
-local function text_behind(before, job)
+--- The text of a row's prompt that begins with these pieces, as far as it goes; the rest is its own.
+local function text_of(job, pieces)
     local text, left = { n = job.prompt }, job.prompt
-    for i = 1, #before, 2 do
-        local n = math.min(before[i + 1], left)
+    for i = 1, #pieces, 2 do
+        local n = math.min(pieces[i + 1], left)
         if n <= 0 then break end
-        text[#text + 1], text[#text + 2] = before[i], n
+        text[#text + 1], text[#text + 2] = pieces[i], n
         left = left - n
     end
     if left > 0 then text[#text + 1], text[#text + 2] = 2 * job.number, left end
@@ -226,9 +233,12 @@ local function text_behind(before, job)
 end
 
 local function prompt_of(job, sessions)
-    if job.blocks then return blocks_text(job) end
-    local before = job.session and (job.before or sessions[job.session])
-    return before and text_behind(before, job) or { 2 * job.number, job.prompt, n = job.prompt }
+    if job.blocks then
+        local pieces, size = {}, job.block or 512
+        for i, id in ipairs(job.blocks) do pieces[2 * i - 1], pieces[2 * i] = 2 * id + 1, size end
+        return text_of(job, pieces)
+    end
+    return text_of(job, job.session and (job.before or sessions[job.session]) or {})
 end
 
 ---- The run
@@ -330,7 +340,7 @@ end
 function Run:report_progress(at)
     self.steps = self.steps + 1
     if self.steps % 256 ~= 0 then return end
-    if core.interrupted() then fail("interrupted") end
+    if core.interrupted() then errors.raise(CALL, "interrupted", "cancelled") end
     local now = core.now()
     if self.o.progress and now >= self.told then
         self.told = now + 0.25
@@ -362,15 +372,25 @@ function Run:loop()
     end
 end
 
+--- Raises if an option slo is not one.
+function M.check_slo(slo, call)
+    options.check(call .. ": slo", slo, { ttft = "number", tpot = "number" }, 3)
+    for name, v in pairs(slo or {}) do
+        if not (v > 0 and v < math.huge) then errors.raise(call, ("slo.%s is %g: seconds expected"):format(name, v)) end
+    end
+end
+
 local function check_options(o)
     options.check(CALL, o, known, 3)
     options.check(CALL .. ": engine", o.engine, engine_known, 3)
-    options.check(CALL .. ": slo", o.slo, { ttft = "number", tpot = "number" }, 3)
     if not o.trace then fail("trace: rows expected") end
     if not o.profile then fail("profile: a profile, its name or its file expected") end
     local n = o.replicas or 1
     if n < 1 or n > 100000 then fail("replicas is %d: 1 to 100000 expected", n) end
-    if o.sample and o.sample <= 0 then fail("sample is %g: seconds expected", o.sample) end
+    M.check_slo(o.slo, CALL)
+    if o.sample and not (o.sample >= 1e-3 and o.sample <= 1e9) then
+        fail("sample is %g: 0.001 to 1e+09 seconds expected", o.sample)
+    end
     if o.oversize and o.oversize ~= "drop" and o.oversize ~= "error" then
         fail("oversize is '%s': \"error\" or \"drop\" expected", o.oversize)
     end

@@ -125,8 +125,8 @@ end
 
 local function check_loads(list)
     for i, load in ipairs(list) do
-        if type(load) ~= "number" or not (load > 0 and load < math.huge) then
-            errors.raise(CALL, ("loads: numbers above 0 expected, got '%s'"):format(tostring(load)))
+        if type(load) ~= "number" or not (load >= 1e-6 and load <= 1e6) then
+            errors.raise(CALL, ("loads: numbers from 1e-06 to 1e+06 expected, got '%s'"):format(tostring(load)))
         elseif i > 1 and load <= list[i - 1] then
             errors.raise(CALL, "loads: each is to be higher than the one before")
         end
@@ -170,6 +170,7 @@ local function check(o)
     setup.seeds, setup.loads = o.seeds or 1, o.loads or { 1 }
     if setup.seeds < 1 or setup.seeds > 10000 then errors.raise(CALL, "seeds: 1 to 10000 expected") end
     check_loads(setup.loads)
+    require("llmrun.simulate").check_slo(o.slo, CALL)
     setup.policies = policies_of(o.policies or { "fcfs" }, CALL)
     local profile, why = require("llmrun.profile").load(o.profile)
     if not profile then errors.raise(CALL, why) end

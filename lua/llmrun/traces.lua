@@ -18,6 +18,7 @@
 
 local cjson = require "cjson"
 local errors = require "llmrun.errors"
+local files = require "llmrun.files"
 local json = require "llmrun.json"
 local options = require "llmrun.options"
 local workload = require "llmrun.workload"
@@ -285,8 +286,17 @@ end
 function M.open(what, opts)
     options.check("trace", opts, open_options, 2)
     local o = opts or {}
-    if o.speed and not (o.speed > 0 and o.speed < math.huge) then return nil, "trace: speed: above 0 expected" end
-    if o.scale and not (o.scale > 0 and o.scale < math.huge) then return nil, "trace: scale: above 0 expected" end
+    for _, name in ipairs { "speed", "scale" } do
+        if o[name] and not (o[name] >= 1e-6 and o[name] <= 1e6) then
+            return nil, ("trace: %s: 1e-06 to 1e+06 expected, got %g"):format(name, o[name])
+        end
+    end
+    for name, least in pairs { most = 1, limit = 1, skip = 0 } do
+        if o[name] and o[name] < least then
+            return nil, ("trace: %s: %d or more expected, got %d"):format(name == "most" and "requests" or name, least,
+                o[name])
+        end
+    end
     local next_row, format
     if workload.is(what) then
         next_row, format = workload.rows(what, { seed = o.seed })
@@ -353,7 +363,7 @@ end
 ---@param about? table
 ---@return integer? written, string? err
 function M.write(path, rows, about)
-    local file <close>, err = io.open(path, "wb")
+    local file <close>, err = files.create(path)
     if not file then return nil, err end
     local head = { format = M.format }
     for k, v in pairs(about or {}) do head[k] = v end
@@ -365,8 +375,8 @@ function M.write(path, rows, about)
         if not ok then break end
         n = n + 1
     end
-    if ok then ok, why = file:close() end
-    if not ok then return nil, ("%s: %s"):format(path, why) end
+    if ok then ok, why = file:done() end
+    if not ok then return nil, why end
     return n
 end
 

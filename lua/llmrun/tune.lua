@@ -13,6 +13,7 @@
 --- Result: { setup, space = parameters, rounds = { { requests, tried } }, candidates = { { text, options, round = the
 --- last one it was in, more, less = intervals there (statistics.lua), default, front, error } }, front = places }.
 
+local count = require("llmrun.words").count
 local errors = require "llmrun.errors"
 local farm = require "llmrun.farm"
 local options = require "llmrun.options"
@@ -204,6 +205,7 @@ local function check(o)
     s.load = check_number(o, "load", 1, 1e-6, 1e6)
     s.more, s.less = check_measure(o.more or "tokens_per_s", "more"), check_measure(o.less or "ttft_p99", "less")
     s.requests = check_number(o, "requests", 1000, 1, 1e9)
+    require("llmrun.simulate").check_slo(o.slo, CALL)
     return s, declared
 end
 
@@ -334,7 +336,7 @@ end
 function M.text(t)
     local s, lines = t.setup, {}
     for k, round in ipairs(t.rounds) do
-        lines[k] = ("round %d: %d candidates on %d requests"):format(k, round.tried, round.requests)
+        lines[k] = ("round %d: %s on %s"):format(k, count(round.tried, "candidate"), count(round.requests, "request"))
     end
     local rows = { { "policy", sweep.by_key[s.more][3], sweep.by_key[s.less][3], "" } }
     for _, c in ipairs(M.finalists(t)) do
@@ -349,7 +351,7 @@ function M.text(t)
         if c.error then failed, first = failed + 1, first or c end
     end
     if first then
-        lines[#lines + 1] = ("%d candidates failed; the first, %s: %s"):format(failed, first.text, first.error)
+        lines[#lines + 1] = ("%s failed; the first, %s: %s"):format(count(failed, "candidate"), first.text, first.error)
     end
     return table.concat(lines, "\n") .. "\n"
 end
@@ -384,12 +386,12 @@ function M.html(t)
     end
     local rounds = {}
     for k, round in ipairs(t.rounds) do
-        rounds[k] = { ("round %d"):format(k), ("%d candidates, %d requests, %d seeds"):format(round.tried,
-            round.requests, s.seeds) }
+        rounds[k] = { ("round %d"):format(k), ("%s, %s, %s"):format(count(round.tried, "candidate"),
+            count(round.requests, "request"), count(s.seeds, "seed")) }
     end
     return report.page {
         title = "Parameters of the policy " .. s.policy,
-        lead = ("%d candidates on the trace %s at load %g: %s against %s."):format(#t.candidates, s.trace, s.load, more,
+        lead = ("%s on the trace %s at load %g: %s against %s."):format(count(#t.candidates, "candidate"), s.trace, s.load, more,
             less),
         sections = {
             { title = "Front", report.plot { width = 720, height = 420, series = sets, x = { label = less },

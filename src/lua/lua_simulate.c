@@ -427,7 +427,8 @@ static void read_points(lua_State *L, int idx, lr_sim_cost *c)
 }
 
 /* simulated_new{ vocab =, ctx =, token_bytes =, rows = {...}, seconds = {...}, step, sequence, token, decode_context,
- * prefill_pair, block_move = seconds } -> model; nil, text, code */
+ * prefill_pair, block_move, cold_narrow, cold_wide, cool_seconds = seconds, narrow_rows, cold_keep } -> model;
+ * nil, text, code */
 static int core_simulated_new(lua_State *L)
 {
     luaL_checktype(L, 1, LUA_TTABLE);
@@ -442,6 +443,11 @@ static int core_simulated_new(lua_State *L)
     c.cost.decode_context = lr_lua_opt_num(L, 1, "decode_context", 0);
     c.cost.prefill_pair = lr_lua_opt_num(L, 1, "prefill_pair", 0);
     c.cost.block_move = lr_lua_opt_num(L, 1, "block_move", 0);
+    c.cost.cold_narrow = lr_lua_opt_num(L, 1, "cold_narrow", 0);
+    c.cost.cold_wide = lr_lua_opt_num(L, 1, "cold_wide", 0);
+    c.cost.narrow_rows = lr_lua_opt_i32(L, 1, "narrow_rows", 0);
+    c.cost.cool_seconds = lr_lua_opt_num(L, 1, "cool_seconds", 0);
+    c.cost.cold_keep = lr_lua_opt_num(L, 1, "cold_keep", 0);
     lua_getfield(L, 1, "vocab");
     c.vocab = lr_lua_check_vocab(L, -1);
     lr_error err;

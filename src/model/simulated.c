@@ -12,6 +12,7 @@ typedef struct simulated {
     int block_size, max_rows;
     double *by_rows; /* (max_rows + 1) seconds of a step of so many rows */
     double now;
+    double cold, cold_at; /* how cold the weights were, and when */
 } simulated;
 
 static void free_model(lr_model *m)
@@ -50,15 +51,31 @@ static int start(lr_model *m, const lr_kv_spec *spec, int max_rows, int max_out,
     return 0;
 }
 
+/* How cold the weights are now. */
+static double cold_now(const simulated *s)
+{
+    return 1 - (1 - s->cold) * exp(-(s->now - s->cold_at) / s->cost.cool_seconds);
+}
+
 double lr_simulated_seconds(const lr_model *m, const lr_sim_load *l)
 {
     const simulated *s = (const simulated *)m;
     const lr_sim_cost *c = &s->cost;
-    return s->by_rows[l->rows] + c->step + c->sequence * l->seqs + c->token * l->outs +
-           c->decode_context * (double)l->context + c->prefill_pair * (double)l->pairs;
+    double t = s->by_rows[l->rows] + c->step + c->sequence * l->seqs + c->token * l->outs +
+               c->decode_context * (double)l->context + c->prefill_pair * (double)l->pairs;
+    if (c->cool_seconds > 0) t += cold_now(s) * (l->rows <= c->narrow_rows ? c->cold_narrow : c->cold_wide);
+    return t;
 }
 
-void lr_simulated_pass(lr_model *m, const lr_sim_load *l) { ((simulated *)m)->now += lr_simulated_seconds(m, l); }
+void lr_simulated_pass(lr_model *m, const lr_sim_load *l)
+{
+    simulated *s = (simulated *)m;
+    s->now += lr_simulated_seconds(m, l);
+    if (s->cost.cool_seconds > 0) {
+        s->cold = cold_now(s) * s->cost.cold_keep;
+        s->cold_at = s->now;
+    }
+}
 
 double lr_simulated_now(void *model) { return ((const simulated *)model)->now; }
 
@@ -136,7 +153,10 @@ static int check_cost(const lr_sim_cost *c, lr_error *err)
                  {"token", c->token},
                  {"decode_context", c->decode_context},
                  {"prefill_pair", c->prefill_pair},
-                 {"block_move", c->block_move}};
+                 {"block_move", c->block_move},
+                 {"cold_narrow", c->cold_narrow},
+                 {"cold_wide", c->cold_wide},
+                 {"cool_seconds", c->cool_seconds}};
     if (c->n_points < 1 || c->n_points > LR_SIM_POINTS)
         return lr_fail(err, LR_EINVAL, "rows: %d points, 1 to %d are possible", c->n_points, LR_SIM_POINTS);
     for (int i = 0; i < c->n_points; i++) {
@@ -149,6 +169,8 @@ static int check_cost(const lr_sim_cost *c, lr_error *err)
         if (!(field[i].v >= 0 && field[i].v < 1e6))
             return lr_fail(err, LR_EINVAL, "%s is %g: a time expected", field[i].name, field[i].v);
     }
+    if (!(c->cold_keep >= 0 && c->cold_keep <= 1))
+        return lr_fail(err, LR_EINVAL, "cold_keep is %g: 0 to 1 expected", c->cold_keep);
     return 0;
 }
 
@@ -164,6 +186,7 @@ int lr_simulated_new(lr_model **out, const lr_sim_config *cfg, lr_error *err)
     simulated *s = lr_calloc(1, sizeof *s);
     if (!s) return lr_fail(err, LR_ENOMEM, "no memory for a simulated model");
     s->cost = cfg->cost;
+    s->cold = 1;
     s->token_bytes = cfg->token_bytes;
     s->layer = (lr_kv_layer){.n_kv_heads = 1, .head_dim = 32};
     s->m = (lr_model){.ops = &ops,

@@ -6,6 +6,11 @@
  *
  * A step's time is a table over its rows, plus so much for each token that decoding rows look back at, for each pair of
  * a prompt's row and a token before it, each sequence, each token drawn, and each step. Seconds throughout.
+ *
+ * Weights that lie in a cache which others use too get cold: after a pause, or a long step, a step takes longer, and
+ * the next ones less and less so. How cold they are is a number from 0 to 1; it nears 1 with time (by a factor e in
+ * cool_seconds), and each step, which reads them all, multiplies it by cold_keep. Cold steps take up to cold_narrow or
+ * cold_wide longer.
  */
 #ifndef LR_MODEL_SIMULATED_H
 #define LR_MODEL_SIMULATED_H
@@ -22,6 +27,9 @@ typedef struct lr_sim_cost {
     double decode_context;         /* a token that a decoding row looks back at */
     double prefill_pair;           /* a row of a prompt and a token before it, or itself */
     double block_move;             /* a KV block to host memory or back */
+    double cold_narrow, cold_wide; /* what a step takes longer if all is cold: of up to narrow_rows rows, of more */
+    int narrow_rows;
+    double cool_seconds, cold_keep; /* see above; cool_seconds 0: nothing gets cold */
 } lr_sim_cost;
 
 typedef struct lr_sim_config {
@@ -47,7 +55,7 @@ typedef struct lr_sim_load {
     int64_t context; /* sum over decoding rows of the tokens they see, themselves included */
     int64_t pairs;   /* the same over rows of prompts (sequences with more than one row) */
 } lr_sim_load;
-/* rows at most those the model was started for. */
+/* What it would take now; rows at most those the model was started for. */
 double lr_simulated_seconds(const lr_model *, const lr_sim_load *);
 /* Lets a step of this load happen. */
 void lr_simulated_pass(lr_model *, const lr_sim_load *);

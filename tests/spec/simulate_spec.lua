@@ -153,7 +153,7 @@ describe("simulate", function()
         local small = setmetatable({ kv = { bytes_per_token = 1e5, memory = 40e9, reserve = 4e9 } },
             { __index = assert(profile.load "h100-70b") })
         assert.has_error(function() profile.cost(small, { tp = 1, block_size = 16 }) end,
-            "1 GPUs of 40 GB don't hold 73 GB of weights and 4 GB of reserve each; more tp or pp is needed")
+            "1 GPU of 40 GB don't hold 73 GB of weights and 4 GB of reserve each; more tp or pp is needed")
     end)
 end)
 

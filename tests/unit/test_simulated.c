@@ -1,6 +1,7 @@
 /* test_simulated.c - the simulated model: its clock and costs, and that coasting is the same as single steps. */
 #include "engine_fixture.h"
 #include "model/simulated.h"
+#include <math.h>
 
 static const lr_sim_cost plain = {.n_points = 2, .rows = {1, 100}, .seconds = {1, 100}};
 
@@ -68,16 +69,43 @@ static void test_costs(void **state)
     lr_engine_free(e);
 }
 
+static void test_cold_weights(void **state)
+{
+    lr_sim_cost c = {.n_points = 1,
+                     .rows = {1},
+                     .seconds = {1},
+                     .cold_narrow = 8,
+                     .cold_wide = 4,
+                     .narrow_rows = 2,
+                     .cool_seconds = 1e5,
+                     .cold_keep = 0.5};
+    lr_engine *e = engine_of(&c, 64, 4);
+    lr_model *m = lr_engine_model(e);
+    lr_sim_load narrow = {.rows = 2}, wide = {.rows = 3};
+    assert_true(lr_simulated_seconds(m, &narrow) == 9); /* nothing has run yet */
+    assert_true(lr_simulated_seconds(m, &wide) == 5);
+    lr_simulated_pass(m, &wide);
+    assert_true(fabs(lr_simulated_seconds(m, &narrow) - 5) < 1e-3);
+    lr_simulated_pass(m, &narrow);
+    assert_true(fabs(lr_simulated_seconds(m, &narrow) - 3) < 1e-3);
+    lr_simulated_wait(m, lr_simulated_now(m) + 1e5 * log(2));
+    assert_true(fabs(lr_simulated_seconds(m, &narrow) - (1 + 8 * 0.625)) < 1e-3); /* 1 - (1 - 0.25) / 2 */
+    lr_simulated_wait(m, 1e9);
+    assert_true(fabs(lr_simulated_seconds(m, &narrow) - 9) < 1e-3);
+    lr_engine_free(e);
+}
+
 static void test_bad_costs(void **state)
 {
-    lr_sim_cost bad[] = {plain, plain, plain, plain};
-    const char *want[] = {"rows", "seconds[2]", "token", "rows[2]"};
+    lr_sim_cost bad[] = {plain, plain, plain, plain, plain};
+    const char *want[] = {"rows", "seconds[2]", "token", "rows[2]", "cold_keep"};
     bad[0].n_points = 0;
     bad[1].seconds[1] = -1;
     bad[2].token = NAN;
     bad[3].rows[1] = 1;
+    bad[4].cold_keep = 1.5;
     lr_vocab *v = fx_vocab();
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         lr_model *m;
         lr_error err;
         lr_sim_config c = {.n_ctx = 512, .token_bytes = 8, .cost = bad[i], .vocab = v};
@@ -160,7 +188,8 @@ static void test_coasting_is_stepping(void **state)
 
 int main(void)
 {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_costs), cmocka_unit_test(test_bad_costs),
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_costs), cmocka_unit_test(test_cold_weights),
+                                       cmocka_unit_test(test_bad_costs),
                                        cmocka_unit_test(test_only_generates),
                                        cmocka_unit_test(test_coasting_is_stepping)};
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -120,9 +120,11 @@ function Driver:run()
         if core.interrupted() then args.fail("interrupted", 130) end
         while self.due[1] and self.due[1].at <= engine:now() do self:submit(table.remove(self.due, 1)) end
         if #self.active > 0 then
+            local t = core.now()
             must(engine:step())
             while engine:next_event() do end
             self:collect()
+            if self.saw_step then self.saw_step(t, core.now() - t) end
         else
             core.sleep(math.max(0, math.min(self.due[1].at - engine:now(), 0.1)))
         end
@@ -327,9 +329,11 @@ end
 
 --- The rows of a scaled trace as requests.
 ---@param rows table[] as traces.scale gives them
-function M.measure_replay(model, rows)
+---@param saw_step? fun(begin: number, seconds: number) called after each step
+function M.measure_replay(model, rows, saw_step)
     model.engine:drop_cached()
     local driver = new_driver(model)
+    driver.saw_step = saw_step
     local function tokens(n, salt) return M.some_tokens(model, n, salt) end
     for i, row in ipairs(rows) do
         driver:add { at = row.at, ids = traces.prompt(row, tokens, i), output = row.output }

@@ -109,6 +109,15 @@ local function read_all(f, name)
     return text
 end
 
+--- Ends the command with what went wrong: common.check(file:write(text)).
+function M.check(ok, err)
+    if not ok then args.fail(err) end
+    return ok
+end
+
+--- A file to be written (files.lua), nil without a path; ends the command if it can't be.
+function M.create(path) return path and M.check(require("llmrun.files").create(path)) or nil end
+
 --- All of a file, or of standard input; ends the command if it can't be read.
 function M.read_file(path)
     local f <close>, err = io.open(path, "rb") -- that of a directory succeeds

@@ -47,6 +47,12 @@ end
 
 local function run_program(path, argv, first, flags)
     local chunk, err
+    local record = require "llmrun.record"
+    local good, why = record.check()
+    if not good then
+        io.stderr:write("llmrun: --record: ", why, "\n")
+        return 1
+    end
     if path == "-" then
         chunk, err = loadfile(nil, "t")
     else
@@ -70,7 +76,7 @@ local function run_program(path, argv, first, flags)
         }
         return chunk(...)
     end, table.unpack(args))
-    require("llmrun.record").finish_all()
+    record.finish_all()
     return status_of(how, how ~= "done" and value or nil)
 end
 
@@ -96,11 +102,11 @@ local function run_command(name, argv)
         local good, status, text = args.catch(cmd.run, opts, opts.args)
         if good then return status or 0 end
         io.stdout:flush()
-        io.stderr:write("llmrun ", name, ": ", text, "\n")
+        if not core.interrupted() then io.stderr:write("llmrun ", name, ": ", text, "\n") end
         return status
     end)
     require("llmrun.record").finish_all()
-    return status_of(how, value)
+    return status_of(how, how ~= "interrupted" and value or nil) -- where a command was is nobody's business
 end
 
 --- Takes the flags of a program off the front of the command line: { attach = true, socket = path }; nil and what is

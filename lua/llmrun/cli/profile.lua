@@ -2,6 +2,7 @@
 
 local args = require "llmrun.cli.args"
 local common = require "llmrun.cli.common"
+local count = require("llmrun.words").count
 
 local M = {
     summary = "measures what a model's steps cost, for simulate",
@@ -32,13 +33,10 @@ local function encode(v)
     return text
 end
 
-local function write(path, text)
-    local file <close>, err = io.open(path, "w")
-    if not file or not file:write(text) then args.fail(err or path .. ": can't be written") end
-end
-
 function M.run(o)
     if not o.out then args.fail("-o FILE is needed", 2) end
+    local out <close> = common.create(o.out)
+    local lines <close> = common.create(o.samples) -- luacheck: ignore 211
     local block = o.block_size or 16
     local model <close> = common.load(o, {
         max_batch_tokens = o.max_batch_tokens, max_seqs = o.max_seqs,
@@ -52,14 +50,18 @@ function M.run(o)
         name = o.name, ["repeat"] = o["repeat"], progress = function(done) bar(done, "measuring") end,
     })
     bar()
-    write(o.out, encode(p) .. "\n")
-    if o.samples then
-        local lines = {}
-        for i, s in ipairs(samples) do lines[i] = encode(s) .. "\n" end
-        write(o.samples, table.concat(lines))
+    common.check(out:write(encode(p), "\n"))
+    common.check(out:done())
+    if lines then
+        for _, s in ipairs(samples) do common.check(lines:write(encode(s), "\n")) end
+        common.check(lines:done())
     end
-    print(("%s: %d kinds of steps; on %d kept out of the fit, mean error %.1f %%, p90 %.1f %%"):format(o.out, #samples,
-        p.error.n, 100 * p.error.mean_abs, 100 * p.error.p90))
+    print(("%s: %s; on %s kept out of the fit, mean error %.1f %%, p90 %.1f %%"):format(o.out, count(#samples, "step"),
+        count(p.error.n, "kind of steps", "kinds of steps"), 100 * p.error.mean_abs, 100 * p.error.p90))
+    if p.error.disturbed > 0.05 then
+        print(("other work on the machine disturbed %.0f %% of the steps%s"):format(100 * p.error.disturbed,
+            p.error.disturbed > 0.5 and ": measure again when it is quiet" or ", which were left out"))
+    end
     return 0
 end
 

@@ -3,6 +3,7 @@
 local args = require "llmrun.cli.args"
 local common = require "llmrun.cli.common"
 local core = require "llmrun.core"
+local count = require("llmrun.words").count
 local file = require "llmrun.recording"
 local replay = require "llmrun.replay"
 local views = require "llmrun.views"
@@ -47,7 +48,7 @@ local function list(rec)
             ended = r.ended or "at work", first = r.steps[1], last = r.steps[#r.steps], line = r.line,
         }
     end
-    print(("%s: %s, %d requests, %d steps%s"):format(rec.path, tostring(rec.header.model.name), #rows, rec.steps,
+    print(("%s: %s, %s, %s%s"):format(rec.path, tostring(rec.header.model.name), count(#rows, "request"), count(rec.steps, "step"),
         rec.cut and ", without an end" or ""))
     if #rows == 0 then return end
     print(views.columns(rows, {
@@ -77,7 +78,7 @@ local function stop_step(o, rec)
     if not id then args.fail("--stop-at-request: N:TOKEN expected, got '" .. o.stop_at_request .. "'", 2) end
     local r = rec.requests[id]
     if not r then args.fail(("%s: there is no request %d"):format(rec.path, id)) end
-    return r.steps[token] or args.fail(("request %d drew %d tokens, no %dth"):format(id, #r.tokens, token))
+    return r.steps[token] or args.fail(("request %d drew %s, no %dth"):format(id, count(#r.tokens, "token"), token))
 end
 
 local function alone(o, rec, model)
@@ -100,10 +101,6 @@ local function alone(o, rec, model)
             end
             table.move(r.differences, 1, #r.differences, #all.differences + 1, all.differences)
         end
-    end
-    if not all then
-        print "the recording has no requests"
-        return 0
     end
     print(replay.report(all))
     return #all.differences == 0 and 0 or 1
@@ -218,6 +215,7 @@ function M.run(o)
     local rec, err = file.read(o.args[1])
     if not rec then args.fail(err) end
     if o.list then return list(rec) end
+    if #rec.order == 0 then args.fail(rec.path .. ": it has no requests, there is nothing to repeat") end
     local stop_at = stop_step(o, rec)
     local model <close> = load_model(o, rec)
     return common.guard(function()

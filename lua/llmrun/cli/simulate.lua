@@ -2,6 +2,7 @@
 
 local args = require "llmrun.cli.args"
 local common = require "llmrun.cli.common"
+local count = require("llmrun.words").count
 local errors = require "llmrun.errors"
 local tables = require "llmrun.tables"
 
@@ -29,8 +30,10 @@ a file that llmrun profile wrote. The same input gives the same output.]],
         { "seed", arg = "N", type = "integer", default = 1, help = "of math.random, for policies and routers" },
         { "tp", arg = "N", type = "integer", help = "GPUs that share the layers of a replica" },
         { "pp", arg = "N", type = "integer", help = "stages of a replica" },
-        { "slo-ttft", arg = "S", type = "number", help = "goodput: seconds to the first token at most" },
-        { "slo-tpot", arg = "S", type = "number", help = "goodput: mean seconds a token at most" },
+        { "slo-ttft", arg = "S", type = "number", range = { 1e-9, 1e9 },
+            help = "goodput: seconds to the first token at most" },
+        { "slo-tpot", arg = "S", type = "number", range = { 1e-9, 1e9 },
+            help = "goodput: mean seconds a token at most" },
         { "max-batch-tokens", arg = "N", type = "integer", help = "rows of a step (default: the profile's)" },
         { "max-seqs", arg = "N", type = "integer", help = "requests that run at once on a replica" },
         { "chunk", arg = "N", type = "integer", help = "most prompt rows of one request in a step" },
@@ -38,12 +41,12 @@ a file that llmrun profile wrote. The same input gives the same output.]],
         { "block-size", arg = "N", type = "integer", range = { 1, 256 }, help = "tokens in a KV block" },
         { "kv-tokens", arg = "N", type = "integer", help = "KV of a replica" },
         { "no-prefix-cache", help = "nothing is shared" },
-        { "requests", arg = "N", type = "integer", help = "most rows of the trace" },
-        { "skip", arg = "N", type = "integer", default = 0, help = "rows to leave out at the beginning" },
-        { "scale", arg = "X", type = "number", default = 1, help = "lengths times X" },
-        { "speed", arg = "X", type = "number", default = 1, help = "arrivals X times as fast" },
-        { "limit", arg = "N", type = "integer", help = "leaves out rows of more than N tokens" },
-        { "sample", arg = "S", type = "number", help = "seconds between two points of the time line" },
+        { "requests", arg = "N", type = "integer", range = { 1, 1 << 53 }, help = "most rows of the trace" },
+        { "skip", arg = "N", type = "integer", default = 0, range = { 0, 1 << 53 }, help = "rows to leave out at the beginning" },
+        { "scale", arg = "X", type = "number", range = { 1e-6, 1e6 }, default = 1, help = "lengths times X" },
+        { "speed", arg = "X", type = "number", range = { 1e-6, 1e6 }, default = 1, help = "arrivals X times as fast" },
+        { "limit", arg = "N", type = "integer", range = { 1, 1 << 53 }, help = "leaves out rows of more than N tokens" },
+        { "sample", arg = "S", type = "number", range = { 1e-3, 1e9 }, help = "seconds between two points of the time line" },
         { "drop-oversize", help = "rows that fit no replica count as failed; else they end the command" },
         { "rows", arg = "FILE", help = "writes a line of JSON for each request" },
         { "json", help = "prints everything as JSON" },
@@ -63,10 +66,10 @@ local function line(name, s, unit)
 end
 
 local function show(r)
-    print(("%d requests, %d done, %d failed; %d replicas of %s, policy %s, router %s"):format(r.requests, r.finished,
-        r.failed, #r.replicas, r.profile, r.policy, r.router))
-    print(("%.1f s (simulated in %.2f s): %.1f tokens/s, %.2f requests/s, %d steps, busy %.1f %%"):format(r.seconds,
-        r.wall, r.tokens_per_s, r.requests_per_s, r.steps, 100 * r.busy))
+    print(("%s, %d done, %d failed; %s of %s, policy %s, router %s"):format(count(r.requests, "request"), r.finished,
+        r.failed, count(#r.replicas, "replica"), r.profile, r.policy, r.router))
+    print(("%.1f s (simulated in %.2f s): %.1f tokens/s, %.2f requests/s, %s, busy %.1f %%"):format(r.seconds,
+        r.wall, r.tokens_per_s, r.requests_per_s, count(r.steps, "step"), 100 * r.busy))
     print(("%-8s %10s %10s %10s %10s %10s"):format("", "mean", "p50", "p90", "p99", "max"))
     print(line("TTFT", r.ttft, 1000))
     print(line("TPOT", r.tpot, 1000))
@@ -121,23 +124,21 @@ end
 function M.run(o)
     local run = M.options(o)
     run.trace = M.read_trace(o)
+    local out <close> = common.create(o.rows) -- luacheck: ignore 211
     local progress = common.progress()
-    run.progress = function(done, at) progress(("%d requests done, %.0f s"):format(done, at)) end
+    run.progress = function(done, at, made)
+        progress(made and ("%d of %s made"):format(made, count(o.replicas, "replica"))
+            or ("%s done, %.0f s"):format(count(done, "request"), at))
+    end
     local ok, r = pcall(require("llmrun.simulate").run, run)
     progress()
     if not ok then
         if errors.is(r) then args.fail((r.message:gsub("^simulate: ", ""))) end
         error(r, 0)
     end
-    if o.rows then
-        local file <close>, err = io.open(o.rows, "w")
-        if not file then args.fail(err) end
-        local good, why = true, nil
-        for _, record in ipairs(r.records) do
-            if good then good, why = file:write(encode(record), "\n") end
-        end
-        if good then good, why = file:close() end
-        if not good then args.fail(("%s: %s"):format(o.rows, why)) end
+    if out then
+        for _, record in ipairs(r.records) do common.check(out:write(encode(record), "\n")) end
+        common.check(out:done())
         r.records = nil
     end
     if o.json then

@@ -53,7 +53,7 @@ with 95 % confidence intervals (Student's t). The report (-o) has plots over the
 and a time line in one file that needs nothing else. The same flags give the same output, to the byte. A run that fails
 is told with its error, the others go on; the exit status is then 1.]]
 M.examples = [[llmrun sweep --policies fcfs,fair,deadline --loads 0.5,1,2 --seeds 5 --profile h100-8b \
-          --trace agents:rate=20,shape=0.2,tenants=3,deadline=2..30 -o report.html
+          --trace agents:rate=200,shape=0.2,tenants=3,deadline=2..30 -o report.html
         llmrun sweep --policies fcfs,mine.lua --trace AzureLLMInferenceTrace_conv.csv --requests 2000 --seeds 5 \
           --loads 1,4,16 --profile h100-70b --replicas 4 --slo-ttft 1 --slo-tpot 0.05 -j 8 -o report.html]]
 
@@ -79,13 +79,14 @@ function M.run(o)
     local options = M.fleet_options(o)
     options.policies, options.loads, options.seeds = params.split(o.policies), numbers(o.loads), o.seeds
     options.jobs = o.jobs or core.cpus()
+    local out <close> = common.create(o.output) -- luacheck: ignore 211
     local bar = common.bar()
     options.progress = function(done, all) bar(done / all, ("%d of %d runs"):format(done, all)) end
     local s = M.guard(sweep.run, options)
     bar()
-    if o.output then
-        local ok, err = require("llmrun.report").save(o.output, require("llmrun.sweep.page").html(s))
-        if not ok then args.fail(err) end
+    if out then
+        common.check(out:write(require("llmrun.sweep.page").html(s)))
+        common.check(out:done())
     end
     if o.json then
         s.at = nil

@@ -2,6 +2,7 @@
 
 local args = require "llmrun.cli.args"
 local common = require "llmrun.cli.common"
+local count = require("llmrun.words").count
 local errors = require "llmrun.errors"
 local json = require "llmrun.json"
 local traces = require "llmrun.traces"
@@ -37,11 +38,11 @@ local M = {
     flags = {
         { "kind", arg = "KIND", choices = workload.names, help = "instead of TRACE: what to make" },
         { "rate", arg = "X", type = "number", help = "requests a second" },
-        { "requests", short = "n", arg = "N", type = "integer", help = "how many; of a file: at most" },
+        { "requests", short = "n", arg = "N", type = "integer", range = { 1, 1 << 53 }, help = "how many; of a file: at most" },
         { "seed", arg = "N", type = "integer", help = "same seed, same trace" },
-        { "scale", arg = "X", type = "number", help = "lengths times X" },
-        { "speed", arg = "X", type = "number", help = "arrivals X times as fast" },
-        { "limit", arg = "N", type = "integer", help = "leave out requests of more tokens, output included" },
+        { "scale", arg = "X", type = "number", range = { 1e-6, 1e6 }, help = "lengths times X" },
+        { "speed", arg = "X", type = "number", range = { 1e-6, 1e6 }, help = "arrivals X times as fast" },
+        { "limit", arg = "N", type = "integer", range = { 1, 1 << 53 }, help = "leave out requests of more tokens, output included" },
         { "output", short = "o", arg = "FILE", help = "writes the trace (JSON lines)" },
         { "json", help = "what it is like as JSON" },
     },
@@ -53,7 +54,8 @@ local M = {
 }
 
 local function show(d)
-    print(("%d requests, %d of them arrive by themselves, in %.1f s%s%s"):format(d.requests, d.arrivals, d.seconds,
+    print(("%s, %d of them arrive%s, in %.1f s%s%s"):format(count(d.requests, "request"), d.arrivals,
+        d.arrivals == 1 and "s by itself" or " by themselves", d.seconds,
         d.rate and (": %.3g a second"):format(d.rate) or "",
         d.burstiness and (", burstiness %.2f (Poisson: 1)"):format(d.burstiness) or ""))
     print(("%-8s %10s %8s %8s %8s %8s"):format("tokens", "mean", "p50", "p90", "p99", "max"))
@@ -101,7 +103,7 @@ function M.run(o)
         if o.output then
             local n, why = traces.write(o.output, open(), { made = what, seed = o.seed })
             if not n then args.fail(why) end
-            io.stderr:write(("%s: %d requests, %s\n"):format(o.output, n, common.size(select(2,
+            io.stderr:write(("%s: %s, %s\n"):format(o.output, count(n, "request"), common.size(select(2,
                 require("llmrun.core").stat(o.output)))))
             return
         end

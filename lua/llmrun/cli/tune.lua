@@ -41,13 +41,14 @@ function M.run(o)
         options[name] = o[name]
     end
     options.jobs = o.jobs or core.cpus()
+    local out <close> = common.create(o.output) -- luacheck: ignore 211
     local bar = common.bar()
     options.progress = function(done, all, text) bar(done / all, text) end
     local t = sweep.guard(tune.run, options)
     bar()
-    if o.output then
-        local ok, err = require("llmrun.report").save(o.output, tune.html(t))
-        if not ok then args.fail(err) end
+    if out then
+        common.check(out:write(tune.html(t)))
+        common.check(out:done())
     end
     if o.json then print((assert(json.encode(t)))) else io.write(tune.text(t)) end
     return 0

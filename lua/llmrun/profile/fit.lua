@@ -1,13 +1,32 @@
 --- Fits a profile's cost model to measured steps by least squares of relative errors.
 ---
 --- The model is linear in what is sought: a table over rows between whose points it interpolates, and so much for each
---- sequence, token drawn, token that a decoding row looks back at, and pair of a prompt's row and a token it sees. What
---- would be negative is left out and the rest fitted again.
+--- sequence, token drawn, token that a decoding row looks back at, pair of a prompt's row and a token it sees, and
+--- for weights that got cold (model/simulated.h). What would be negative is left out and the rest fitted again.
 
 local M = {}
 
-local linear = { "sequence", "token", "decode_context", "prefill_pair" }
-local of_sample = { sequence = "seqs", token = "outs", decode_context = "context", prefill_pair = "pairs" }
+--- Rows up to which a step counts as narrow: those that the kernels of single rows take, which wait for memory.
+M.narrow_rows = 8
+
+local linear = { "sequence", "token", "decode_context", "prefill_pair", "cold_narrow", "cold_wide" }
+local of_sample = {
+    sequence = function(s) return s.seqs end, token = function(s) return s.outs end,
+    decode_context = function(s) return s.context end, prefill_pair = function(s) return s.pairs end,
+    cold_narrow = function(s) return s.rows <= M.narrow_rows and s.cold or 0 end,
+    cold_wide = function(s) return s.rows > M.narrow_rows and s.cold or 0 end,
+}
+
+--- Says for each of the steps of a run, in order, how cold the weights were at its begin: `cold`, from 0 to 1.
+function M.chill(samples, cool_seconds, keep)
+    local cold, ended = 1, nil
+    for _, s in ipairs(samples) do
+        if ended then cold = 1 - (1 - cold) * math.exp(-math.max(0, s.at - ended) / cool_seconds) end
+        s.cold = cold
+        cold = keep * (1 - (1 - cold) * math.exp(-s.seconds / cool_seconds))
+        ended = s.at + s.seconds
+    end
+end
 
 --- The points among which `rows` lies: index of the lower one, and the upper one's weight.
 local function place(points, rows)
@@ -21,7 +40,7 @@ end
 function M.seconds(step, s)
     local i, w = place(step.rows, s.rows)
     local t = step.seconds[i] * (1 - w) + (step.seconds[i + 1] or 0) * w
-    for _, name in ipairs(linear) do t = t + (step[name] or 0) * s[of_sample[name]] end
+    for _, name in ipairs(linear) do t = t + (step[name] or 0) * of_sample[name](s) end
     return t
 end
 
@@ -66,7 +85,7 @@ local function fit_terms(samples, points, terms, weight)
         local f = weight(s)
         local row = { [i] = (1 - w) * f }
         if points[i + 1] then row[i + 1] = w * f end
-        for k, name in ipairs(terms) do row[#points + k] = s[of_sample[name]] * f end
+        for k, name in ipairs(terms) do row[#points + k] = of_sample[name](s) * f end
         add(row, s.seconds * f)
     end
     for i = 2, #points - 1 do
@@ -78,10 +97,18 @@ local function fit_terms(samples, points, terms, weight)
 end
 
 --- The cost model { kind = "table", rows, seconds, sequence, ... } of samples { rows, seqs, outs, context, pairs,
---- seconds }, with these points of the table. Steps that took much longer than the model says count little.
+--- seconds, cold }, with these points of the table. Steps that took much longer than the model says count little.
 function M.fit(samples, points)
-    local terms, step = table.move(linear, 1, #linear, 1, {}), nil
+    local terms, step = {}, nil
     local sum = 0
+    for _, name in ipairs(linear) do
+        for _, s in ipairs(samples) do
+            if of_sample[name](s) ~= 0 then
+                terms[#terms + 1] = name
+                break
+            end
+        end
+    end
     for _, s in ipairs(samples) do sum = sum + s.seconds end
     samples.typical = sum / #samples
     for round = 1, 12 do
@@ -107,6 +134,35 @@ function M.fit(samples, points)
     for _, name in ipairs(linear) do step[name] = math.max(0, step[name] or 0) end
     for i, t in ipairs(step.seconds) do step.seconds[i] = math.max(t, 1e-9) end
     return step
+end
+
+local cools = { 0.01, 0.02, 0.03, 0.05 }
+local keeps = { 0.5, 0.6, 0.7, 0.8, 0.9 }
+
+--- The same for steps that follow each other ({ at, seconds, ... }, in order): how weights get cold is found too.
+--- use(s): whether a step counts.
+function M.fit_run(run, points, use)
+    local best, least
+    for _, cool in ipairs(cools) do
+        for _, keep in ipairs(keeps) do
+            M.chill(run, cool, keep)
+            local samples, sum = {}, 0
+            for _, s in ipairs(run) do
+                if use(s) then samples[#samples + 1] = s end
+            end
+            local step, err = M.fit(samples, points)
+            if not step then return nil, err end
+            for _, s in ipairs(samples) do
+                sum = sum + math.min(0.3, math.abs(M.seconds(step, s) / s.seconds - 1))
+            end
+            if not least or sum < least then
+                best, least = step, sum
+                step.narrow_rows, step.cool_seconds, step.cold_keep = M.narrow_rows, cool, keep
+            end
+        end
+    end
+    M.chill(run, best.cool_seconds, best.cold_keep)
+    return best
 end
 
 --- { mean_abs, p90, n } relative errors of a model on samples.

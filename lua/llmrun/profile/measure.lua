@@ -3,6 +3,7 @@
 
 local core = require "llmrun.core"
 local errors = require "llmrun.errors"
+local others = require "llmrun.profile.others"
 local sample_tokens = require "llmrun.sample_tokens"
 
 local M = {}
@@ -39,9 +40,10 @@ function Meter:step()
     local rows, seqs, outs, context, pairs_ = self.engine:last_load()
     if rows > 0 then
         self.samples[#self.samples + 1] = {
-            rows = rows, seqs = seqs, outs = outs, context = context, pairs = pairs_, seconds = seconds,
+            rows = rows, seqs = seqs, outs = outs, context = context, pairs = pairs_, seconds = seconds, at = begin,
         }
     end
+    self.watch:look()
 end
 
 function Meter:finish()
@@ -51,73 +53,76 @@ function Meter:finish()
     end
 end
 
---- Steps of one kind become one: the median time, the mean context. A kind: the same rows, sequences and tokens, and
---- contexts that differ by less than a quarter.
-function M.merge(samples)
+--- Steps by kind: lists of those with the same rows, sequences and tokens, and contexts that differ by less than a
+--- quarter, in the order of the first of each.
+function M.kinds(samples)
     local kinds, order = {}, {}
     for _, s in ipairs(samples) do
         local level = math.floor(math.log(s.context + s.pairs + 64) / math.log(1.25))
         local key = ("%d %d %d %d"):format(s.rows, s.seqs, s.outs, level)
         if not kinds[key] then
             kinds[key] = {}
-            order[#order + 1] = key
+            order[#order + 1] = kinds[key]
         end
         table.insert(kinds[key], s)
     end
-    local out = {}
-    for i, key in ipairs(order) do
-        local list, context, pairs_ = kinds[key], 0, 0
-        table.sort(list, function(a, b) return a.seconds < b.seconds end)
-        for _, s in ipairs(list) do context, pairs_ = context + s.context, pairs_ + s.pairs end
-        local s = list[1]
-        out[i] = {
-            rows = s.rows, seqs = s.seqs, outs = s.outs, context = context / #list, pairs = pairs_ / #list,
-            seconds = list[(#list + 1) // 2].seconds, n = #list,
-        }
-    end
-    return out
+    return order
 end
 
---- The samples of a designed set of steps. o: max_seqs, longest (tokens of a sequence), repeat; progress(fraction).
-function M.run(model, o)
-    local self = setmetatable({ model = model, engine = model.engine, samples = {}, active = {}, salt = 0 }, Meter)
-    local decodes, prompts = {}, {}
-    for _, n in ipairs { 1, 2, 3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 48, 64, 96, 128 } do
-        if n <= o.max_seqs then decodes[#decodes + 1] = n end
-    end
+--- What is measured, one piece after the other: functions of a meter.
+---@param o { max_seqs: integer, longest: integer }
+local function pieces_of(o)
+    local list = {}
+    local beside = math.min(6, o.max_seqs - 1)
     for _, n in ipairs { 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768 } do
-        if n < o.longest then prompts[#prompts + 1] = n end
+        if n < o.longest then
+            list[#list + 1] = function(meter) -- a prompt after a pause, and beside decoding rows
+                core.sleep(o.pause)
+                meter:submit(n, math.min(8, o.longest - n))
+                meter:finish()
+                for _ = 1, beside do meter:submit(20, 8) end
+                for _ = 1, 3 do meter:step() end
+                meter:submit(n, 2)
+                meter:finish()
+            end
+        end
     end
-    local done, all = 0, o["repeat"] * (2 * #decodes + 2 * #prompts)
-    local function count()
-        done = done + 1
-        if o.progress then o.progress(done / all) end
+    for _, n in ipairs { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 20, 24, 32, 48, 64, 96, 128 } do
+        if n <= o.max_seqs then
+            list[#list + 1] = function(meter)
+                for _ = 1, n do meter:submit(16, n <= 4 and 24 or 10) end
+                meter:finish()
+                if n & n - 1 == 0 and n <= 16 then -- looks back further
+                    for _ = 1, n do meter:submit(math.min(o.longest - 16, 1024 // n), 8) end
+                    meter:finish()
+                end
+            end
+        end
     end
+    return list
+end
+
+--- The samples of a designed set of steps, in order: { at, seconds, rows, seqs, outs, context, pairs, others }, the
+--- last being how many processors other work had meanwhile. o: max_seqs, longest (tokens of a sequence), repeat, pause
+--- (seconds before a prompt), part = { k, n } (only every n-th piece, from the k-th on); progress(fraction).
+function M.run(model, o)
+    local self = setmetatable({
+        model = model, engine = model.engine, samples = {}, active = {}, salt = 0, watch = others.watch(),
+    }, Meter)
+    local first, every = o.part and o.part[1] or 1, o.part and o.part[2] or 1
+    local pieces = pieces_of { max_seqs = o.max_seqs, longest = o.longest, pause = o.pause or 0.1 }
+    self.watch:look()
     self:submit(8, 8) -- to warm up
     self:finish()
     self.samples = {}
-    for _ = 1, o["repeat"] do
-        for _, n in ipairs(prompts) do -- alone, and beside decoding rows
-            self:submit(n, 1)
-            self:finish()
-            count()
-            for _ = 1, math.min(6, o.max_seqs - 1) do self:submit(20, 8) end
-            for _ = 1, 3 do self:step() end
-            self:submit(n, 2)
-            self:finish()
-            count()
-        end
-        for _, n in ipairs(decodes) do
-            for _ = 1, n do self:submit(16, 10) end
-            self:finish()
-            count()
-            if n & n - 1 == 0 and n <= 16 then -- looks back further
-                for _ = 1, n do self:submit(math.min(o.longest - 16, 1024 // n), 8) end
-                self:finish()
-            end
-            count()
+    for k = 1, o["repeat"] do
+        for i = first, #pieces, every do
+            pieces[i](self)
+            if o.progress then o.progress((k - 1 + i / #pieces) / o["repeat"]) end
         end
     end
+    self.watch:look()
+    for _, s in ipairs(self.samples) do s.others = self.watch:share(s.at, s.at + s.seconds) end
     return self.samples
 end
 

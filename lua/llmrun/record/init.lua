@@ -231,6 +231,16 @@ function M.finish_all()
     for _, r in ipairs(list) do M.finish(r) end
 end
 
+--- Whether M.path, if there is one, can be written: true; or nil and a text.
+function M.check()
+    if not M.path then return true end
+    local there = core.stat(M.path) ~= nil
+    local file <close>, err = io.open(M.path, "ab")
+    if not file then return nil, err end
+    if not there then os.remove(M.path) end -- it comes with the first model
+    return true
+end
+
 --- A model was made: recorded, if the command line wants it. Raises if it can't be.
 function M.made(call, model)
     if not M.path then return end

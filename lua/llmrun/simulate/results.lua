@@ -1,5 +1,7 @@
 --- What a simulation adds up: latencies, goodput, shares of tenants, and the time line.
 
+local errors = require "llmrun.errors"
+
 local M = {}
 
 local Results = {}
@@ -91,6 +93,10 @@ end
 --- A point of the time line. Without a fixed distance it is kept below 512 points, by doubling the distance.
 function Results:sample(at, running, waiting, used, total)
     local line = self.timeline
+    if #line >= 1e6 then
+        errors.raise("simulate", ("a point each %g s makes more than a million: more seconds between them are needed")
+            :format(self.every))
+    end
     line[#line + 1] = { t = at, running = running, waiting = waiting, kv = total > 0 and used / total or 0 }
     if not self.fixed and #line >= 512 then
         for i = 1, #line // 2 do line[i] = line[2 * i - 1] end

@@ -1,5 +1,6 @@
 --- The report of a sweep: tables, plots over the load, differences, tenants, a time line, as one page (report.lua).
 
+local count = require("llmrun.words").count
 local report = require "llmrun.report"
 local statistics = require "llmrun.statistics"
 local sweep = require "llmrun.sweep"
@@ -22,7 +23,7 @@ local function facts(setup)
     local profile = setup.profile
     local out = {
         { "policies", list(setup.policies, function(p) return p.name end) },
-        { "trace", setup.trace .. (setup.requests and (", %d requests of it"):format(setup.requests) or "")
+        { "trace", setup.trace .. (setup.requests and ", " .. count(setup.requests, "request") .. " of it" or "")
             .. (setup.scale and (", lengths times %g"):format(setup.scale) or "") },
         { "loads", list(setup.loads, function(l) return ("%g"):format(l) end) .. " (times as fast)" },
         { "seeds", ("%d"):format(setup.seeds) },
@@ -203,7 +204,8 @@ local function tenants(s)
         end
         rows[i] = row
     end
-    local note = left_out > 0 and report.text(("%d tenants with fewer requests are left out."):format(left_out)) or ""
+    local note = left_out > 0 and report.text(count(left_out, "tenant with fewer requests is", "tenants with fewer requests are")
+        .. " left out.") or ""
     return (#list > 0 and report.plots(list) or "")
         .. report.table { caption = ("Load %g"):format(s.setup.loads[last]), heads = heads, rows = rows } .. note
 end
