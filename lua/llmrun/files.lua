@@ -19,9 +19,15 @@ function M.create(path)
     if kind == "folder" then return nil, path .. ": it is a folder" end
     local direct = kind ~= nil and kind ~= "file"
     local place = direct and path or path .. ".part"
+    -- whole before the file is there: Ctrl-C may come at any place, before anybody closes it too
+    local self = setmetatable({ f = false, path = path, place = place, temporary = not direct }, File)
     local f, err = io.open(place, "wb")
-    if not f then return nil, direct and err or (err:gsub("%.part: ", ": ", 1)) end
-    return setmetatable({ f = f, path = path, place = place, direct = direct }, File)
+    if not f then
+        self.temporary = false
+        return nil, direct and err or (err:gsub("%.part: ", ": ", 1))
+    end
+    self.f = f
+    return self
 end
 
 --- true; or nil and what is wrong.
@@ -34,19 +40,28 @@ end
 --- It is whole: gives it its name. true; or nil and what is wrong.
 function File:done()
     local f = self.f
-    self.f = nil
+    self.f = false
     local ok, err = f:close()
-    if ok and not self.direct then ok, err = os.rename(self.place, self.path) end
-    if ok then return true end
-    if not self.direct then os.remove(self.place) end
+    if ok and self.temporary then ok, err = os.rename(self.place, self.path) end
+    if ok then
+        self.temporary = false
+        return true
+    end
+    self:__close()
     return nil, ("%s: %s"):format(self.path, err)
 end
 
 function File:__close()
-    if not self.f then return end
-    self.f:close()
-    self.f = nil
-    if not self.direct then os.remove(self.place) end
+    if self.f then
+        self.f:close()
+        self.f = false
+    end
+    if self.temporary then
+        self.temporary = false
+        os.remove(self.place)
+    end
 end
+
+File.__gc = File.__close
 
 return M

@@ -512,13 +512,14 @@ function M.report(self)
                 d.best[1].logit, shown(self.model, d.best[2].id), d.best[2].logit, d.best[1].logit - d.best[2].logit)
         end
     end
-    local function more(count, text)
-        if count > 0 then lines[#lines + 1] = ("  %d %s"):format(count, text) end
+    local function more(times, text)
+        if times > 0 then lines[#lines + 1] = ("  %d %s"):format(times, text) end
     end
     more(self.given, "of them had a Lua sampler: their tokens are taken from the recording")
     more(self.not_compared, "further requests judged drafts by distribution and are not compared")
     if self.steps > 0 and not self.free then
-        lines[#lines + 1] = ("  %d of %s had as many rows as recorded"):format(self.equal_steps, count(self.steps, "step"))
+        lines[#lines + 1] = ("  %d of %s had as many rows as recorded"):format(self.equal_steps,
+            count(self.steps, "step"))
     end
     if self.shadow then lines[#lines + 1] = self.shadow:text() end
     if self.rec.cut then lines[#lines + 1] = "  the recording has no end: the program was killed, or still runs" end

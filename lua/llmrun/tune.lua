@@ -391,8 +391,8 @@ function M.html(t)
     end
     return report.page {
         title = "Parameters of the policy " .. s.policy,
-        lead = ("%s on the trace %s at load %g: %s against %s."):format(count(#t.candidates, "candidate"), s.trace, s.load, more,
-            less),
+        lead = ("%s on the trace %s at load %g: %s against %s."):format(count(#t.candidates, "candidate"), s.trace,
+            s.load, more, less),
         sections = {
             { title = "Front", report.plot { width = 720, height = 420, series = sets, x = { label = less },
                 y = { label = more } } },

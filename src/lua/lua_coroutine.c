@@ -15,6 +15,7 @@
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <time.h>
 
 static char mark;      /* its address, as light userdata, is what a waiting task yields */
 static char fail_mark; /* first value of an answer: the wait failed, the second value says why */
@@ -152,6 +153,8 @@ static int core_obstacle(lua_State *L)
     return 1;
 }
 
+static void stop_hook(lua_State *L, lua_Debug *ar);
+
 static bool ended_late(lua_State *co) { return parked(co) == LATE; }
 
 /* After a resume that ended with an error. */
@@ -161,7 +164,8 @@ static void note_late(lua_State *co)
 }
 
 /* lua_resetthread, which runs close handlers: they are what runs then, for those who stop what runs. Not those of a
- * coroutine that was over its time. */
+ * coroutine that was over its time. A Ctrl-C that came just before the coroutine parked is not theirs: they run to their
+ * end. */
 static int reset(lua_State *co)
 {
     lr_lua_frame f;
@@ -169,6 +173,7 @@ static int reset(lua_State *co)
         if (lua_checkstack(co, 1)) lua_pushliteral(co, "over the time limit");
         return LUA_ERRRUN;
     }
+    if (lua_gethook(co) == stop_hook) lua_sethook(co, NULL, 0, 0);
     lr_lua_enter(&f, co);
     int st = lua_resetthread(co);
     lr_lua_leave(&f);
@@ -431,12 +436,24 @@ static void stop_hook(lua_State *L, lua_Debug *ar)
     lua_error(L);
 }
 
+static int64_t now_ms(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
+}
+
+/* A second one ends the process if nobody has taken note of the first. One that follows at once is the same: who
+ * signals a process and its group (timeout, supervisors) sends two. */
 static void on_sigint(int sig)
 {
-    if (interrupted) { /* nobody has taken note of the first: end the process */
+    static volatile int64_t first;
+    if (interrupted) {
+        if (now_ms() - first < 100) return;
         signal(sig, SIG_DFL);
         raise(sig);
     }
+    first = now_ms();
     interrupted = 1;
     lua_State *L = running ? running->L : NULL;
     if (L && hook_on_interrupt) lua_sethook(L, stop_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKLINE | LUA_MASKCOUNT, 1);

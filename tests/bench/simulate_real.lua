@@ -297,8 +297,8 @@ for _, run in ipairs(out.runs) do
     end
 end
 print(("errors: mean %.1f %%, worst %.1f %%, %d of %d figures within 10 %%; policies ranked alike in %d of %d figures "
-    .. "that tell them apart"):format(100 * out.mean, 100 * out.worst, out.figures - out.beyond, out.figures, out.ranked,
-    out.compared))
+    .. "that tell them apart"):format(100 * out.mean, 100 * out.worst, out.figures - out.beyond, out.figures,
+    out.ranked, out.compared))
 print "steps of the real runs, each predicted from what it held:"
 for _, k in ipairs(out.steps) do
     if k.n > 0 then

@@ -189,8 +189,7 @@ static void test_coasting_is_stepping(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_costs), cmocka_unit_test(test_cold_weights),
-                                       cmocka_unit_test(test_bad_costs),
-                                       cmocka_unit_test(test_only_generates),
+                                       cmocka_unit_test(test_bad_costs), cmocka_unit_test(test_only_generates),
                                        cmocka_unit_test(test_coasting_is_stepping)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -52,18 +52,20 @@ function M.flags_of(cmd)
     return list
 end
 
+local function shown(n) return math.type(n) == "float" and ("%g"):format(n) or tostring(n) end
+
 --- n, or nil and what is wrong with it.
 local function in_range(f, n)
     local least, most = table.unpack(f.range or {})
     local wanted
     if f.above and n <= f.above then
-        wanted = ("above %g"):format(f.above)
+        wanted = ("above %s"):format(shown(f.above))
     elseif least and most and (n < least or n > most) then
-        wanted = ("%s to %s"):format(least, most)
+        wanted = ("%s to %s"):format(shown(least), shown(most))
     elseif least and n < least then
-        wanted = ("at least %s"):format(least)
+        wanted = ("at least %s"):format(shown(least))
     end
-    if wanted then return nil, ("--%s: %s expected, got %s"):format(f[1], wanted, n) end
+    if wanted then return nil, ("--%s: %s expected, got %s"):format(f[1], wanted, shown(n)) end
     return n
 end
 

@@ -48,7 +48,8 @@ local function list(rec)
             ended = r.ended or "at work", first = r.steps[1], last = r.steps[#r.steps], line = r.line,
         }
     end
-    print(("%s: %s, %s, %s%s"):format(rec.path, tostring(rec.header.model.name), count(#rows, "request"), count(rec.steps, "step"),
+    print(("%s: %s, %s, %s%s"):format(rec.path, tostring(rec.header.model.name), count(#rows, "request"),
+        count(rec.steps, "step"),
         rec.cut and ", without an end" or ""))
     if #rows == 0 then return end
     print(views.columns(rows, {

@@ -151,14 +151,16 @@ end
 
 --- The tenants with the most requests, by name, and how many others there are; nil of fewer than two.
 local function tenants_of(s)
-    local count, names = {}, {}
+    local requests, names = {}, {}
     for _, run in ipairs(s.runs) do
-        for name, t in pairs(run.value and run.value.tenants or {}) do count[name] = (count[name] or 0) + t.requests end
+        for name, t in pairs(run.value and run.value.tenants or {}) do
+            requests[name] = (requests[name] or 0) + t.requests
+        end
     end
-    for name in pairs(count) do names[#names + 1] = name end
+    for name in pairs(requests) do names[#names + 1] = name end
     if #names < 2 then return nil end
     table.sort(names, function(a, b)
-        if count[a] ~= count[b] then return count[a] > count[b] end
+        if requests[a] ~= requests[b] then return requests[a] > requests[b] end
         return a < b
     end)
     local left_out = math.max(0, #names - MOST_TENANTS)
@@ -204,8 +206,8 @@ local function tenants(s)
         end
         rows[i] = row
     end
-    local note = left_out > 0 and report.text(count(left_out, "tenant with fewer requests is", "tenants with fewer requests are")
-        .. " left out.") or ""
+    local note = left_out > 0 and report.text(count(left_out, "tenant with fewer requests is",
+        "tenants with fewer requests are") .. " left out.") or ""
     return (#list > 0 and report.plots(list) or "")
         .. report.table { caption = ("Load %g"):format(s.setup.loads[last]), heads = heads, rows = rows } .. note
 end
