@@ -156,7 +156,8 @@ end
 
 local function close_or_tell(task, what)
     local ok, err = close(task)
-    if not ok then
+    local ctrl_c = type(err) == "table" and tostring(err.value):find "interrupted$" -- what ended it, not a handler's
+    if not ok and not ctrl_c then
         io.stderr:write("llmrun: error in a close handler of ", what, " branch: ", tostring(err), "\n")
     end
 end
