@@ -308,6 +308,148 @@ struct cu_q6_k_t {
     CU_ONE(cu_q6_k_t)
 };
 
+// Two bits of each of N words of values i, i+4, .. of a super-block: 64 bytes at p.
+template <int N> static __device__ __forceinline__ void cu_two_bits(const uint8_t *p, int i, uint32_t *w)
+{
+    cu_words<N>(p + i / 128 * 32 + i % 32, w);
+#pragma unroll
+    for (int t = 0; t < N; t++) w[t] = w[t] >> i % 128 / 32 * 2 & 0x03030303u;
+}
+
+struct cu_q2_k_t {
+    enum { BLOCK = 256, BYTES = 1, OFFSET = 0, MINS = 1, HALVES = 1 };
+    static __device__ __forceinline__ void eight(const uint8_t *row, int i, float *v)
+    {
+        const uint8_t *p = row + (size_t)(i / 256) * 84;
+        int s = p[i % 256 / 16];
+        float d = __fmul_rn(cu_half(p + 80), (float)(s & 15)), dm = __fmul_rn(cu_half(p + 82), (float)(s >> 4));
+        uint32_t w[2];
+        cu_two_bits<2>(p + 16, i % 256, w);
+#pragma unroll
+        for (int t = 0; t < 8; t++) v[t] = __fsub_rn(__fmul_rn(d, cu_byte(w[t / 4], t % 4)), dm);
+    }
+    static __device__ __forceinline__ void unit(const uint8_t *row, int u, cu_unit &b)
+    {
+        const uint8_t *p = row + (size_t)(u / 8) * 84;
+        float d = cu_half(p + 80), min = cu_half(p + 82);
+#pragma unroll
+        for (int t = 0; t < 2; t++) {
+            int s = p[u % 8 * 2 + t];
+            b.d[t] = d * (float)(s & 15);
+            b.m[t] = -(min * (float)(s >> 4));
+        }
+        cu_two_bits<8>(p + 16, u % 8 * 32, (uint32_t *)b.q);
+    }
+    CU_ONE(cu_q2_k_t)
+};
+
+struct cu_q3_k_t {
+    enum { BLOCK = 256, BYTES = 1, OFFSET = 4, MINS = 0, HALVES = 1 };
+    static __device__ __forceinline__ float scale(const uint8_t *p, int k) // of values 16k .. 16k + 15
+    {
+        const uint8_t *s = p + 96;
+        int low = s[k % 8] >> 4 * (k / 8) & 15, high = s[8 + k % 4] >> 2 * (k / 4) & 3;
+        return __fmul_rn(cu_half(p + 108), (float)((low | high << 4) - 32));
+    }
+    template <int N> static __device__ __forceinline__ void bits(const uint8_t *p, int i, uint32_t *w)
+    {
+        uint32_t h[N];
+        cu_two_bits<N>(p + 32, i, w);
+        cu_words<N>(p + i % 32, h);
+#pragma unroll
+        for (int t = 0; t < N; t++) w[t] |= (h[t] >> i / 32 & 0x01010101u) << 2;
+    }
+    static __device__ __forceinline__ void eight(const uint8_t *row, int i, float *v)
+    {
+        const uint8_t *p = row + (size_t)(i / 256) * 110;
+        float d = scale(p, i % 256 / 16);
+        uint32_t w[2];
+        bits<2>(p, i % 256, w);
+#pragma unroll
+        for (int t = 0; t < 8; t++) v[t] = d * (cu_byte(w[t / 4], t % 4) - 4.0f);
+    }
+    static __device__ __forceinline__ void unit(const uint8_t *row, int u, cu_unit &b)
+    {
+        const uint8_t *p = row + (size_t)(u / 8) * 110;
+        b.d[0] = scale(p, u % 8 * 2);
+        b.d[1] = scale(p, u % 8 * 2 + 1);
+        bits<8>(p, u % 8 * 32, (uint32_t *)b.q);
+    }
+    CU_ONE(cu_q3_k_t)
+};
+
+// ---- four bits by a table ----
+
+// Eight codes, two a byte -> the values of the low ones and of the high ones, as bytes.
+static __device__ __forceinline__ void cu_iq4_look(uint32_t w, uint32_t &low, uint32_t &high)
+{
+    uint32_t first = w & 0x7777, second = w >> 16 & 0x7777;
+    uint32_t a = __byte_perm(0xbfad9881u, 0xf6eaddcfu, first), b = __byte_perm(0xbfad9881u, 0xf6eaddcfu, second),
+             c = __byte_perm(0x26190d01u, 0x71594535u, first), d = __byte_perm(0x26190d01u, 0x71594535u, second);
+    uint32_t upper = (w >> 3 & 0x01010101u) * 255;
+    low = (__byte_perm(a, b, 0x6420) & ~upper) | (__byte_perm(c, d, 0x6420) & upper);
+    upper = (w >> 7 & 0x01010101u) * 255;
+    high = (__byte_perm(a, b, 0x7531) & ~upper) | (__byte_perm(c, d, 0x7531) & upper);
+}
+// Values i .. i+7 of 32, 16 bytes at q, times d.
+static __device__ __forceinline__ void cu_iq4_eight(const uint8_t *q, int i, float d, float *v)
+{
+    uint32_t w[2], low[2], high[2];
+    cu_words<2>(q + i % 16, w);
+    cu_iq4_look(w[0], low[0], high[0]);
+    cu_iq4_look(w[1], low[1], high[1]);
+#pragma unroll
+    for (int j = 0; j < 8; j++) v[j] = d * (float)(int8_t)((i < 16 ? low[j / 4] : high[j / 4]) >> 8 * (j % 4));
+}
+static __device__ __forceinline__ void cu_iq4_unit(const uint8_t *q, float d, cu_unit &b)
+{
+    uint32_t w[4], low, high;
+    b.d[0] = b.d[1] = d;
+    cu_words<4>(q, w);
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        cu_iq4_look(w[i], low, high);
+        b.q[i] = (int)low;
+        b.q[i + 4] = (int)high;
+    }
+}
+
+struct cu_iq4_nl_t {
+    enum { BLOCK = 32, BYTES = 1, OFFSET = 0, MINS = 0, HALVES = 0 };
+    static __device__ __forceinline__ void eight(const uint8_t *row, int i, float *v)
+    {
+        const uint8_t *p = row + (size_t)(i / 32) * 18;
+        cu_iq4_eight(p + 2, i % 32, cu_half(p), v);
+    }
+    static __device__ __forceinline__ void unit(const uint8_t *row, int u, cu_unit &b)
+    {
+        const uint8_t *p = row + (size_t)u * 18;
+        cu_iq4_unit(p + 2, cu_half(p), b);
+    }
+    CU_ONE(cu_iq4_nl_t)
+};
+
+struct cu_iq4_xs_t {
+    enum { BLOCK = 256, BYTES = 1, OFFSET = 0, MINS = 0, HALVES = 0 };
+    static __device__ __forceinline__ float scale(const uint8_t *p, int k) // of values 32k .. 32k + 31
+    {
+        int low = p[4 + k / 2] >> 4 * (k % 2) & 15, high = p[2 + k / 4] >> 2 * (k % 4) & 3;
+        return __fmul_rn(cu_half(p), (float)((low | high << 4) - 32));
+    }
+    static __device__ __forceinline__ void eight(const uint8_t *row, int i, float *v)
+    {
+        const uint8_t *p = row + (size_t)(i / 256) * 136;
+        int k = i % 256 / 32;
+        cu_iq4_eight(p + 8 + 16 * k, i % 32, scale(p, k), v);
+    }
+    static __device__ __forceinline__ void unit(const uint8_t *row, int u, cu_unit &b)
+    {
+        const uint8_t *p = row + (size_t)(u / 8) * 136;
+        cu_iq4_unit(p + 8 + 16 * (u % 8), scale(p, u % 8), b);
+    }
+    CU_ONE(cu_iq4_xs_t)
+};
+
 // Calls f<format>(arguments...) for a type; cudaErrorInvalidValue for one that has no kernels.
 #define CU_FORMATS(X)                                                                                                  \
     X(LR_F32, cu_f32_t)                                                                                                \
@@ -318,7 +460,11 @@ struct cu_q6_k_t {
     X(LR_Q5_0, cu_q5_0_t)                                                                                              \
     X(LR_Q5_1, cu_q5_1_t)                                                                                              \
     X(LR_Q8_0, cu_q8_0_t)                                                                                              \
+    X(LR_Q2_K, cu_q2_k_t)                                                                                              \
+    X(LR_Q3_K, cu_q3_k_t)                                                                                              \
     X(LR_Q4_K, cu_q4_k_t)                                                                                              \
     X(LR_Q5_K, cu_q5_k_t)                                                                                              \
     X(LR_Q6_K, cu_q6_k_t)                                                                                              \
+    X(LR_IQ4_NL, cu_iq4_nl_t)                                                                                          \
+    X(LR_IQ4_XS, cu_iq4_xs_t)                                                                                          \
     X(LR_MXFP4, cu_mxfp4_t)

@@ -22,12 +22,16 @@
 #define CU_FORMATS(X)                                                                                                  \
     X(LR_BF16, cu_bf16_t)                                                                                              \
     X(LR_Q8_0, cu_q8_0_t)                                                                                              \
+    X(LR_Q2_K, cu_q2_k_t)                                                                                              \
     X(LR_Q6_K, cu_q6_k_t)
 #else
 #define CU_FORMATS(X)                                                                                                  \
     X(LR_BF16, cu_bf16_t)                                                                                              \
     X(LR_Q5_1, cu_q5_1_t)                                                                                              \
     X(LR_Q8_0, cu_q8_0_t)                                                                                              \
+    X(LR_Q2_K, cu_q2_k_t)                                                                                              \
+    X(LR_Q3_K, cu_q3_k_t)                                                                                              \
+    X(LR_IQ4_XS, cu_iq4_xs_t)                                                                                          \
     X(LR_Q5_K, cu_q5_k_t)                                                                                              \
     X(LR_Q6_K, cu_q6_k_t)                                                                                              \
     X(LR_MXFP4, cu_mxfp4_t)
@@ -399,7 +403,10 @@ template <class W, int M> __global__ void __launch_bounds__(32 * WARPS) dot_k(ve
             } else {
                 v = __fmul_rn(b.d[0], (float)(dot[0] + dot[1] - W::OFFSET * (sum[0] + sum[1])));
             }
-            if (W::MINS > 0) v = __fmaf_rn(b.m[0], (float)(sum[0] + sum[1]), v);
+            if (W::MINS > 0 && W::HALVES > 0)
+                v = __fmaf_rn(b.m[1], (float)sum[1], __fmaf_rn(b.m[0], (float)sum[0], v));
+            else if (W::MINS > 0)
+                v = __fmaf_rn(b.m[0], (float)(sum[0] + sum[1]), v);
             s[r] = __fmaf_rn(sx, v, s[r]);
         }
     }

@@ -55,7 +55,10 @@ int lr_adapter_new(lr_model *m, const lr_adapter_part *parts, int n, lr_adapter 
     lr_backend *be = lr_model_backend(m);
     if (lr_graph__of(m) && lr_graph__of(m)->parted)
         return lr_fail(err, LR_EUNSUPPORTED, "a model that is split over processes takes no adapters");
-    if (!be || !be->ops->lora_new) return lr_fail(err, LR_EUNSUPPORTED, "this kind of model takes no adapters");
+    if (be && !be->ops->lora_new)
+        return lr_fail(err, LR_EUNSUPPORTED, "a model on %s takes no adapters; one with device = \"cpu\" does",
+                       be->ops->describe(be));
+    if (!be) return lr_fail(err, LR_EUNSUPPORTED, "this kind of model takes no adapters");
     int n_products = 0, rc = 0, at = 0;
     uint64_t h = 0xcbf29ce484222325u;
     size_t bytes = 0;

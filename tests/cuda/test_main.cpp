@@ -54,8 +54,8 @@ std::vector<float> normals(rnd &r, size_t n, float scale)
 float round_f16(float f) { return lr_f16_to_f32(lr_f32_to_f16(f)); }
 float round_bf16(float f) { return lr_bf16_to_f32(lr_f32_to_bf16(f)); }
 
-const std::vector<int> all_types = {LR_F32,  LR_F16,  LR_BF16, LR_Q4_0, LR_Q4_1, LR_Q5_0,
-                                    LR_Q5_1, LR_Q8_0, LR_Q4_K, LR_Q5_K, LR_Q6_K, LR_MXFP4};
+const std::vector<int> all_types = {LR_F32,  LR_F16,  LR_BF16, LR_Q4_0, LR_Q4_1, LR_Q5_0,   LR_Q5_1,   LR_Q8_0,
+                                    LR_Q2_K, LR_Q3_K, LR_Q4_K, LR_Q5_K, LR_Q6_K, LR_IQ4_NL, LR_IQ4_XS, LR_MXFP4};
 
 std::vector<uint8_t> random_blocks(rnd &r, int type, int n, int k)
 {
@@ -92,6 +92,19 @@ std::vector<uint8_t> random_blocks(rnd &r, int type, int n, int k)
         case LR_Q5_K:
             half(at, d / 32);
             half(at + 2, d / 8);
+            break;
+        case LR_Q2_K:
+            half(at + 80, d / 8);
+            half(at + 82, d / 8);
+            break;
+        case LR_Q3_K:
+            half(at + 108, d / 32);
+            break;
+        case LR_IQ4_NL:
+            half(at, d / 8);
+            break;
+        case LR_IQ4_XS:
+            half(at, d / 256);
             break;
         case LR_Q6_K:
             half(at + 208, d / 64);

@@ -271,8 +271,8 @@ void test_embed()
         near(name, y.get(), want, 0);
     }
     dev<float> y(8);
-    lr_cu_weight odd = {y, LR_Q2_K, 1, 256, 84};
-    refuses("embed Q2_K", [&] { return lr_cu_embed(&odd, (const int32_t *)y.p, 1, 1, {y, nullptr, LR_CU_F32}, 0); });
+    lr_cu_weight odd = {y, LR_I32, 1, 8, 32};
+    refuses("embed I32", [&] { return lr_cu_embed(&odd, (const int32_t *)y.p, 1, 1, {y, nullptr, LR_CU_F32}, 0); });
 }
 } // namespace
 

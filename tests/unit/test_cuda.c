@@ -189,8 +189,31 @@ static const struct {
       .gate = LR_GATE_SOFTMAX_CHOSEN,
       .act = LR_ACT_SWIGLU_CLAMP},
      1e-3},
+    {"k-quants of few bits",
+     {.width = 256,
+      .layers = 1,
+      .heads = 4,
+      .kv_heads = 2,
+      .dim = 64,
+      .ff = 256,
+      .vocab = 65,
+      .type = LR_Q2_K,
+      .down_type = LR_Q3_K},
+     1e-4},
+    {"codebooks",
+     {.width = 256,
+      .layers = 1,
+      .heads = 4,
+      .kv_heads = 2,
+      .dim = 64,
+      .ff = 256,
+      .vocab = 65,
+      .type = LR_IQ4_XS,
+      .down_type = LR_IQ4_NL},
+     1e-4},
 };
-enum { N_MODELS = sizeof models / sizeof *models };
+/* The last ones differ from others in formats only. */
+enum { N_MODELS = sizeof models / sizeof *models, N_SHAPES = N_MODELS - 2 };
 
 static int best(const float *l, int n)
 {
@@ -364,9 +387,9 @@ static void test_promise(void **st)
 {
     (void)st;
     if (missing) skip();
-    static const int kv[N_MODELS] = {LR_F16, LR_Q8_0, LR_BF16, LR_F32, LR_Q4_0, LR_KV_FP8, LR_F16, LR_F16};
+    static const int kv[N_SHAPES] = {LR_F16, LR_Q8_0, LR_BF16, LR_F32, LR_Q4_0, LR_KV_FP8, LR_F16, LR_F16};
     int rounds = sanitized ? 1 : 2;
-    for (int i = 0; i < N_MODELS; i++) same_bits(i, LR_COMPUTE_FAST, kv[i], i ? rounds : 2 * rounds);
+    for (int i = 0; i < N_SHAPES; i++) same_bits(i, LR_COMPUTE_FAST, kv[i], i ? rounds : 2 * rounds);
     same_bits(0, LR_COMPUTE_F32, LR_F32, 1);
 }
 
