@@ -61,9 +61,12 @@ typedef struct state {
 typedef struct work {
     int dim, dp;    /* head_dim, and rounded up to 16 */
     int pairs;      /* P */
+    bool tiles;     /* both products on tiles: attn_tiles.h */
+    bool planes;    /* and weights are left as two planes */
+    int *rows;      /* tiles are set up for this many rows */
     float cap;      /* softcap in score units, 0 = none */
-    float *q;       /* (P, dim) queries times the factor of the scores */
-    float *p;       /* (P, STEP) scores, then weights */
+    float *q;       /* (P, dim) queries times the factor of the scores; tiles: in two planes */
+    float *p;       /* (P, STEP) scores, then weights; or these in two planes */
     float *lanes;   /* (P, 16) sums of weights, lane by lane */
     float *keep;    /* (P) factor for the sum so far */
     float *kt, *vt; /* (dim, STEP), (dp / PANEL, STEP, PANEL) */
@@ -252,11 +255,18 @@ static void values(const work *w, const step *s, float *acc, int col, int n, int
 
 /* ---- softmax of a step ---- */
 
+#ifdef ATTN_TILES
+#include "cpu/attn_planes.h"
+#else
+VEC_INLINE void split_32(char *to, size_t second, vf a, vf b) { (void)to, (void)second, (void)a, (void)b; }
+#endif
+
 static float exp2_one(float x) { return vf_first(vec_exp2_softmax(vf_set1(x))); }
 
 /* Scores p (pairs, STEP) of n <= VW pairs -> weights; maxima, lanes of the sums and keep move on. Places a .. b are
  * seen. m, keep, lanes: of the first pair. The rescaling factors are taken for all pairs at once. */
-VEC_INLINE void weights(float cap, int n, float *p, float *m, float *keep, float *lanes, bool whole, int a, int b)
+VEC_INLINE void weights(float cap, int n, float *p, float *m, float *keep, float *lanes, bool whole, int a, int b,
+                        bool planes)
 {
     float top[VW];
     for (int i = 0; i < n; i++) {
@@ -282,13 +292,16 @@ VEC_INLINE void weights(float cap, int n, float *p, float *m, float *keep, float
     vf_storen(top, high, n);
     vf_storen(keep, vec_exp2_softmax(vf_sub(old, high)), n);
     for (int i = 0; i < n; i++, lanes += 16) {
-        vf ref = vf_set1(top[i]), sum = vf_set1(0);
+        vf ref = vf_set1(top[i]), e[STEP_V], sum = vf_set1(0);
+        float *at = p + i * LR_ATTN_STEP;
         UNROLL for (int c = 0; c < STEP_V; c++)
         {
-            float *at = p + i * LR_ATTN_STEP + c * VW;
-            vf e = vec_exp2_softmax(vf_sub(vf_load(at), ref));
-            vf_store(at, e);
-            sum = c ? vf_add(sum, e) : e;
+            e[c] = vec_exp2_softmax(vf_sub(vf_load(at + c * VW), ref));
+            if (!planes) vf_store(at + c * VW, e[c]);
+            sum = c ? vf_add(sum, e[c]) : e[c];
+        }
+        if (planes) {
+            UNROLL for (int c = 0; c < STEP_V; c += 2) split_32((char *)(at + c * VW / 2), 128, e[c], e[c + 1]);
         }
         vf_store(lanes, vf_fma(vf_load(lanes), vf_set1(keep[i]), sum));
     }
@@ -302,162 +315,13 @@ static void softmax(const work *w, state *st, int i0, int i1, int a, int b)
         float *p = w->p + (size_t)i * LR_ATTN_STEP, *lanes = w->lanes + (size_t)i * 16;
         n = i1 - i < VW ? i1 - i : VW;
         if (whole && w->cap == 0)
-            weights(0, n, p, st->m + i, w->keep + i, lanes, true, 0, 0);
+            weights(0, n, p, st->m + i, w->keep + i, lanes, true, 0, 0, w->planes);
         else
-            weights(w->cap, n, p, st->m + i, w->keep + i, lanes, false, a, b);
+            weights(w->cap, n, p, st->m + i, w->keep + i, lanes, false, a, b, w->planes);
     }
 }
 
-/* ---- a step's keys and values, panel by panel ---- */
-
-/* The panel of aligned tile i as it lies in the KV store -> kt, dimensions of keys; vt, columns of values. */
-VEC_INLINE void convert_keys(const work *w, const step *s, int i, int n, const kind in)
-{
-    float *to = w->kt + i * LR_ATTN_TILE;
-    vf scale[LR_ATTN_TILE / VW];
-    for (int c = 0; c < LR_ATTN_TILE / VW; c++) scale[c] = vf_set1(0);
-    for (size_t d = 0; d < (size_t)n; d++, to += LR_ATTN_STEP) {
-        const char *k = s->k[i] + in_place(in, d) * s->ldk * in_bytes(in);
-        const char *upper = in == IN_Q6 ? s->k[i] + s->upper + lr_kv_upper_place(d) * s->ldk : NULL;
-        UNROLL for (int c = 0; c < LR_ATTN_TILE / VW; c++)
-        {
-            if (in >= IN_Q8 && d % LR_KV_GROUP == 0)
-                scale[c] = vf_load_f16(s->ks[i] + d / LR_KV_GROUP * s->lds + c * VW);
-            vf_store(to + c * VW,
-                     in_load(in, k + c * VW * in_bytes(in), in == IN_Q6 ? upper + c * VW : NULL, d, scale[c]));
-        }
-    }
-}
-
-VEC_INLINE void convert_values(const work *w, const step *s, int i, int n, const kind in)
-{
-    const char *v = s->v[i];
-    float *to = w->vt + (size_t)i * LR_ATTN_TILE * PANEL;
-    for (int j = 0; j < LR_ATTN_TILE; j++, to += PANEL, v += s->ldv * in_bytes(in)) {
-        for (size_t d = 0; d < (size_t)n; d += VW) {
-            vf scale = vf_set1(in >= IN_Q8 ? vec_f16(s->vs[i][j * s->lds + d / LR_KV_GROUP]) : 0);
-            vf_store(to + d, in_load(in, v + in_place(in, d) * in_bytes(in), NULL, d, scale));
-        }
-    }
-}
-
-static void convert(const work *w, const step *s, int i, int n, bool keys)
-{
-    switch (s->in) {
-    case IN_F16:
-        keys ? convert_keys(w, s, i, n, IN_F16) : convert_values(w, s, i, n, IN_F16);
-        break;
-    case IN_BF16:
-        keys ? convert_keys(w, s, i, n, IN_BF16) : convert_values(w, s, i, n, IN_BF16);
-        break;
-    case IN_Q8:
-        keys ? convert_keys(w, s, i, n, IN_Q8) : convert_values(w, s, i, n, IN_Q8);
-        break;
-    default:
-        keys ? convert_keys(w, s, i, n, IN_Q6) : convert_values(w, s, i, n, IN_Q4);
-        break;
-    }
-}
-
-static float get(const lr_attn_task *t, const char *part, bool keys, size_t d, size_t slot)
-{
-    size_t dim = (size_t)t->head_dim, bs = (size_t)t->block_size, h = (size_t)t->kv_head;
-    size_t at = keys ? (h * dim + d) * bs + slot : (h * bs + slot) * dim + d;
-    switch (keys ? t->k_type : t->v_type) {
-    case LR_F32:
-        return ((const float *)part)[at];
-    case LR_F16:
-        return vec_f16(((const uint16_t *)part)[at]);
-    case LR_BF16:
-        return lr_bf16_to_f32(((const uint16_t *)part)[at]);
-    default: {
-        const uint16_t *scale;
-        int q = lr_kv_int(t, part, keys, d, slot, &scale);
-        return (float)q * vec_f16(*scale);
-    }
-    }
-}
-
-/* The slow way for blocks and dimensions of any size: one position at a time. Columns past head_dim are 0. */
-static void gather_keys(const lr_attn_task *t, const work *w, const step *s, size_t d0, size_t d1)
-{
-    for (int j = s->lo; j <= s->hi; j++) {
-        int slot;
-        const char *b = lr_attn_block(t, t->k, s->base + j, &slot);
-        for (size_t d = d0; d < d1; d++) w->kt[(d - d0) * LR_ATTN_STEP + j] = get(t, b, true, d, (size_t)slot);
-    }
-}
-
-static void gather_values(const lr_attn_task *t, const work *w, const step *s, size_t d0, size_t d1)
-{
-    for (int j = s->lo; j <= s->hi; j++) {
-        int slot;
-        const char *b = lr_attn_block(t, t->v, s->base + j, &slot);
-        for (size_t d = d0; d < d1; d++)
-            w->vt[j * PANEL + d - d0] = d < (size_t)w->dim ? get(t, b, false, d, (size_t)slot) : 0;
-    }
-}
-
-static bool tile_seen(const step *s, int i) { return i >= s->lo / LR_ATTN_TILE && i <= s->hi / LR_ATTN_TILE; }
-
-static kind kind_of(int type, bool keys)
-{
-    switch (type) {
-    case LR_F32:
-        return IN_F32;
-    case LR_F16:
-        return IN_F16;
-    case LR_BF16:
-        return IN_BF16;
-    default:
-        return type == LR_Q8_0 ? IN_Q8 : keys ? IN_Q6 : IN_Q4;
-    }
-}
-
-static void open_keys(const lr_attn_task *t, const work *w, step *s, int d0, int d1)
-{
-    size_t elem = lr_kv_elem(t->k_type), bs = (size_t)t->block_size, dim = (size_t)w->dim, h = (size_t)t->kv_head;
-    size_t scales = lr_kv_scales_at(t->k_type, true, t->n_kv_heads, w->dim, t->block_size),
-           groups = (size_t)lr_kv_groups(w->dim);
-    s->direct = s->aligned && (t->k_type == LR_F32 || w->pairs <= DIRECT_MAX);
-    s->in = s->aligned ? kind_of(t->k_type, true) : IN_F32;
-    s->ldk = s->lds = bs;
-    s->upper = lr_kv_upper_at(t->n_kv_heads, w->dim, t->block_size) + lr_kv_upper_place(h * dim + d0) * bs -
-               lr_kv_place(LR_Q4_0, h * dim + d0) * bs;
-    for (int i = 0; s->aligned && i < TILES; i++) {
-        s->k[i] = s->kb[i] + (lr_kv_place(t->k_type, h * dim + d0) * bs + s->slot[i]) * elem;
-        s->ks[i] = (const uint16_t *)(s->kb[i] + scales) + (h * groups + d0 / LR_KV_GROUP) * bs + s->slot[i];
-        if (!s->direct && tile_seen(s, i)) convert(w, s, i, d1 - d0, true);
-    }
-    if (s->direct) return;
-    if (!s->aligned) gather_keys(t, w, s, (size_t)d0, (size_t)d1);
-    s->in = IN_F32;
-    s->ldk = LR_ATTN_STEP;
-    for (int i = 0; i < TILES; i++) s->k[i] = (const char *)(w->kt + i * LR_ATTN_TILE);
-}
-
-static void open_values(const lr_attn_task *t, const work *w, step *s, int d0, int d1)
-{
-    size_t elem = lr_kv_elem(t->v_type), bs = (size_t)t->block_size, dim = (size_t)w->dim, h = (size_t)t->kv_head;
-    size_t scales = lr_kv_scales_at(t->v_type, false, t->n_kv_heads, w->dim, t->block_size),
-           groups = (size_t)lr_kv_groups(w->dim);
-    s->direct = s->aligned && (t->v_type == LR_F32 || w->pairs <= DIRECT_MAX);
-    s->in = s->aligned ? kind_of(t->v_type, false) : IN_F32;
-    s->ldv = lr_kv_place(t->v_type, dim);
-    s->lds = groups;
-    s->run = LR_ATTN_TILE;
-    for (int i = 0; s->aligned && i < TILES; i++) {
-        s->v[i] = s->vb[i] + lr_kv_place(t->v_type, (h * bs + s->slot[i]) * dim + d0) * elem;
-        s->vs[i] = (const uint16_t *)(s->vb[i] + scales) + (h * bs + s->slot[i]) * groups + d0 / LR_KV_GROUP;
-        if (!s->direct && tile_seen(s, i)) convert(w, s, i, d1 - d0, false);
-    }
-    if (s->direct) return;
-    if (!s->aligned) gather_values(t, w, s, (size_t)d0, (size_t)d1);
-    s->in = IN_F32;
-    s->ldv = PANEL;
-    s->run = LR_ATTN_STEP;
-    for (int i = 0; i < TILES; i++) s->v[i] = (const char *)(w->vt + (size_t)i * LR_ATTN_TILE * PANEL);
-}
+#include "cpu/attn_panels.h"
 
 /* Who sees what of the step at base, and where its tiles lie. */
 static void open_step(const lr_attn_task *t, const work *w, int base, step *s)
@@ -524,9 +388,19 @@ static void uneven_values(const lr_attn_task *t, const work *w, const step *s, f
     }
 }
 
+#ifdef ATTN_TILES
+#include "cpu/attn_tiles.h"
+#endif
+
 static void run_step(const lr_attn_task *t, const work *w, step *s, state *st)
 {
     int a, b;
+#ifdef ATTN_TILES
+    if (w->tiles) {
+        tile_step(t, w, s, st);
+        return;
+    }
+#endif
     for (int d0 = 0; d0 < w->dim; d0 += PANEL) {
         int d1 = d0 + PANEL < w->dim ? d0 + PANEL : w->dim;
         open_keys(t, w, s, d0, d1);
@@ -657,6 +531,9 @@ static void open_queries(const lr_attn_task *t, const work *w, int first)
         for (; d + VW <= w->dim; d += VW) vf_store(to + d, vf_mul(vf_load(q + d), vf_set1(f)));
         for (; d < w->dim; d++) to[d] = q[d] * f;
         if (lr_kv_turned(t->k_type)) turn(to, w->dim, lr_kv_turn_block(w->dim));
+#ifdef ATTN_TILES
+        if (w->tiles) split_row(to, w->dim);
+#endif
     }
 }
 
@@ -678,13 +555,29 @@ static void open_work(const lr_attn_gang *g, void *scratch, work *w)
     w->sum = (state){carve(&next, n), carve(&next, n), carve(&next, n * dp)};
     w->one = (state){carve(&next, n), carve(&next, n), carve(&next, n * dp)};
     w->cap = t->softcap > 0 ? t->softcap * LOG2E : 0;
+#ifdef ATTN_TILES
+    w->tiles = takes_tiles(t);
+#else
+    w->tiles = false;
+#endif
+    w->planes = w->tiles && t->v_type == LR_BF16;
     for (int i = 0, first = 0; i < g->n; first += t[i].n_rows * t[i].n_group, i++) open_queries(&t[i], w, first);
+}
+
+/* Tile registers that are in use make every switch of tasks dearer. */
+static void close_work(const work *w)
+{
+#ifdef ATTN_TILES
+    if (*w->rows) _tile_release();
+#endif
+    (void)w;
 }
 
 static void attn_gang(const lr_attn_gang *g, void *scratch)
 {
     work w;
-    int first, last;
+    int first, last, rows = 0;
+    w.rows = &rows;
     open_work(g, scratch, &w);
     lr_attn_gang_chunks(g, &first, &last);
     run_chunk(g, first, &w, &w.sum); /* of no chunk at all: a state that gives zeros */
@@ -698,6 +591,7 @@ static void attn_gang(const lr_attn_gang *g, void *scratch)
     for (int i = 0, k = 0; i < g->n; i++)
         for (int j = 0; j < g->tasks[i].n_rows * g->tasks[i].n_group; j++, k++)
             finish(&g->tasks[i], j, w.sum.m[k], w.sum.l[k], w.sum.acc + (size_t)k * w.dp);
+    close_work(&w);
 }
 
 static void attn(const lr_attn_task *t, void *scratch) { attn_gang(&(lr_attn_gang){t, 1, 0, 0}, scratch); }
@@ -705,8 +599,11 @@ static void attn(const lr_attn_task *t, void *scratch) { attn_gang(&(lr_attn_gan
 static void attn_gang_part(const lr_attn_gang *g, int chunk, float *const *parts, void *scratch)
 {
     work w;
+    int rows = 0;
+    w.rows = &rows;
     open_work(g, scratch, &w);
     run_chunk(g, chunk, &w, &w.one);
+    close_work(&w);
     for (int i = 0, k = 0; i < g->n; i++) {
         size_t n = (size_t)g->tasks[i].n_rows * g->tasks[i].n_group, dim = (size_t)w.dim;
         memcpy(parts[i], w.one.m + k, n * sizeof(float));

@@ -15,6 +15,7 @@ void lr_rows_fill_neon(lr_cpu_kernels *k);
 void lr_attn_fill_scalar(lr_cpu_kernels *k);
 void lr_attn_fill_avx2(lr_cpu_kernels *k);
 void lr_attn_fill_avx512(lr_cpu_kernels *k);
+void lr_attn_fill_amx(lr_cpu_kernels *k);
 void lr_attn_fill_neon(lr_cpu_kernels *k);
 
 void lr_vocab_fill_scalar(lr_cpu_kernels *k);

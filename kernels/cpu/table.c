@@ -98,6 +98,12 @@ static void fill_avx512(lr_cpu_kernels *k)
     lr_gemm_fill_avx512(k);
 }
 
+static void fill_amx(lr_cpu_kernels *k)
+{
+    lr_attn_fill_amx(k);
+    lr_gemm_fill_amx(k);
+}
+
 static const struct {
     const char *name;
     bool (*has)(void);
@@ -107,7 +113,7 @@ static const struct {
     {"scalar", always, fill_scalar},
     {"avx2", has_avx2, fill_avx2},
     {"avx512", has_avx512, fill_avx512},
-    {"amx", has_amx, lr_gemm_fill_amx},
+    {"amx", has_amx, fill_amx},
 };
 #elif defined(__aarch64__)
 #include <sys/auxv.h>

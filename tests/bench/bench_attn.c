@@ -1,7 +1,7 @@
 /* bench_attn.c - speed of attention: prefill in GFLOP/s and as a share of this core's measured multiply-add peak,
  * decode in GB/s of keys and values read; then the vocabulary and row kernels. One thread, one JSON line a figure.
  *
- *   bench_attn [scalar|avx2|avx512]       (default: the best this machine has)
+ *   bench_attn [scalar|avx2|avx512|amx]       (default: the best this machine has)
  *
  * The peak is that of the same table's vector width. A prefill counts 4 * D flops for each (row, position, head) that
  * is seen. Decode runs over many sequences in turn (192 MB, in huge pages, blocks scattered), so that keys and values
@@ -196,11 +196,11 @@ static void decode(int heads, int group, int dim, int ctx, int type, int bs)
 
 /* Rows of n sequences that differ in their last 64 positions only, one by one and as gangs of at most `rows`. Layers
  * take turns, so that the common part is not in the second-level cache before the first row. */
-static void forks(int heads, int group, int dim, int ctx, int n, int rows)
+static void forks(int heads, int group, int dim, int ctx, int n, int rows, int type)
 {
     enum { LAYERS = 16, OWN = 4, MOST = 32 };
     int bs = 16, blocks = ctx / bs, common = ctx - OWN * bs, layer_blocks = blocks + MOST * OWN;
-    pool p = pool_new(LAYERS * layer_blocks * bs, heads, dim, LR_F16, bs);
+    pool p = pool_new(LAYERS * layer_blocks * bs, heads, dim, type, bs);
     size_t width = (size_t)heads * group * dim;
     float *q = lr_alloc_aligned(MOST * width * 4), *out = lr_alloc_aligned(MOST * width * 4);
     int32_t *tables = malloc(sizeof(int32_t) * MOST * (size_t)blocks);
@@ -230,10 +230,11 @@ static void forks(int heads, int group, int dim, int ctx, int n, int rows)
         double s = now() - t0;
         if (s < best[rep % 2]) best[rep % 2] = s;
     }
-    printf(
-        "{\"bench\":\"forks\",\"isa\":\"%s\",\"heads\":%d,\"kv_heads\":%d,\"head_dim\":%d,\"context\":%d,\"forks\":%d,"
-        "\"gang\":%d,\"us\":%.1f,\"alone_us\":%.1f,\"ratio\":%.2f}\n",
-        kern->name, heads * group, heads, dim, ctx, n, rows, best[0] * 1e6, best[1] * 1e6, best[1] / best[0]);
+    printf("{\"bench\":\"forks\",\"isa\":\"%s\",\"heads\":%d,\"kv_heads\":%d,\"head_dim\":%d,\"type\":\"%s\","
+           "\"context\":%d,"
+           "\"forks\":%d,\"gang\":%d,\"us\":%.1f,\"alone_us\":%.1f,\"ratio\":%.2f}\n",
+           kern->name, heads * group, heads, dim, lr_dtype_name(type), ctx, n, rows, best[0] * 1e6, best[1] * 1e6,
+           best[1] / best[0]);
     free(tables);
     lr_free_aligned(q);
     lr_free_aligned(out);
@@ -304,21 +305,24 @@ static void vocab_and_rows(void)
 
 int main(int argc, char **argv)
 {
-    static lr_cpu_kernels all[3] = {{.name = "scalar"}, {.name = "avx2"}, {.name = "avx512"}};
+    static lr_cpu_kernels all[4] = {{.name = "scalar"}, {.name = "avx2"}, {.name = "avx512"}, {.name = "amx"}};
     int pick = 0;
-    for (int i = 0; i < 3; i++)
+    for (int i = 0; i < 4; i++)
         lr_rows_fill_scalar(&all[i]), lr_attn_fill_scalar(&all[i]), lr_vocab_fill_scalar(&all[i]);
 #ifdef __x86_64__
     lr_rows_fill_avx2(&all[1]), lr_attn_fill_avx2(&all[1]), lr_vocab_fill_avx2(&all[1]);
     lr_rows_fill_avx512(&all[2]), lr_attn_fill_avx512(&all[2]), lr_vocab_fill_avx512(&all[2]);
-    pick = __builtin_cpu_supports("avx512bw") ? 2 : __builtin_cpu_supports("fma") ? 1 : 0;
+    const bool amx = lr_cpu_table("amx") != NULL; /* which asks for the tiles as well */
+    lr_rows_fill_avx512(&all[3]), lr_attn_fill_avx512(&all[3]), lr_vocab_fill_avx512(&all[3]);
+    lr_attn_fill_amx(&all[3]);
+    pick = amx ? 3 : __builtin_cpu_supports("avx512bw") ? 2 : __builtin_cpu_supports("fma") ? 1 : 0;
 #endif
     for (int i = 0; i <= pick; i++) {
         if (argc > 1 && strcmp(argv[1], all[i].name) == 0) pick = i;
     }
     kern = &all[pick];
 #ifdef __x86_64__
-    peak = pick == 2 ? peak_avx512() : pick == 1 ? peak_avx2() : 0;
+    peak = pick >= 2 ? peak_avx512() : pick == 1 ? peak_avx2() : 0;
 #endif
     printf("{\"bench\":\"fma_peak\",\"isa\":\"%s\",\"gflops\":%.1f}\n", kern->name, peak);
     memory_speed();
@@ -327,17 +331,21 @@ int main(int argc, char **argv)
     prefill(3, 3, 64, 2048, LR_F16, 16, 0);
     prefill(1, 4, 256, 2048, LR_F16, 16, 512);
     prefill(3, 3, 64, 512, LR_F32, 16, 0);
+    for (int i = 0; i < 4; i++) prefill(shapes[i][0], shapes[i][1], shapes[i][2], 512, LR_BF16, 16, 0);
     prefill(3, 3, 64, 512, LR_Q8_0, 16, 0);
     prefill(3, 3, 64, 512, LR_F16, 1, 0);
     for (int i = 0; i < 3; i++) {
         static const int counts[][2] = {{4, 4}, {8, 4}, {8, 8}, {16, 8}, {16, 16}, {32, 16}};
-        for (int c = 0; c < 6; c++) forks(shapes[i][0], shapes[i][1], shapes[i][2], 2048, counts[c][0], counts[c][1]);
+        for (int c = 0; c < 6; c++) {
+            forks(shapes[i][0], shapes[i][1], shapes[i][2], 2048, counts[c][0], counts[c][1], LR_F16);
+            forks(shapes[i][0], shapes[i][1], shapes[i][2], 2048, counts[c][0], counts[c][1], LR_BF16);
+        }
     }
     static const int contexts[] = {128, 1024, 8192};
     for (int i = 0; i < 4; i++) {
         for (int c = 0; c < 3; c++) decode(shapes[i][0], shapes[i][1], shapes[i][2], contexts[c], LR_F16, 16);
     }
-    decode(3, 3, 64, 1024, LR_BF16, 16);
+    for (int i = 0; i < 4; i++) decode(shapes[i][0], shapes[i][1], shapes[i][2], 1024, LR_BF16, 16);
     decode(3, 3, 64, 1024, LR_F32, 16);
     decode(3, 3, 64, 1024, LR_Q8_0, 16);
     decode(3, 3, 64, 1024, LR_F16, 32);
