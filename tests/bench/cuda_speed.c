@@ -162,6 +162,83 @@ static void product(int type, int n, int k, int m, lr_cu_math math, const char *
     free(host);
 }
 
+typedef struct experts_arg {
+    lr_cu_choice choice;
+    lr_cu_slots slots;
+    lr_cu_product p;
+    int m;
+    float *logits, *chosen;
+    int32_t *live;
+    void *x, *work;
+} experts_arg;
+
+static cudaError_t route(void *arg, int i, cudaStream_t s)
+{
+    experts_arg *a = arg;
+    (void)i;
+    return lr_cu_route(&a->choice, &a->slots, a->logits, NULL, a->live, a->chosen, s);
+}
+
+static cudaError_t up(void *arg, int i, cudaStream_t s)
+{
+    experts_arg *a = arg;
+    (void)i;
+    return lr_cu_multiply(LR_CU_EXACT, &a->p, a->x, a->m, a->work, s);
+}
+
+/* Gate, up and activation of m rows: 8 experts of 128, 768 of 2048 wide each (Q4_K), and their choice. The weights that
+ * are read are those of experts that a row has chosen. */
+static void experts(int m)
+{
+    int n_experts = tiny ? 6 : 128, used = tiny ? 2 : 8, n = tiny ? 32 : 768, k = tiny ? 256 : 2048, all = m * used;
+    size_t row = (size_t)(k / 256) * 144, bytes = row * (size_t)(n * n_experts), fewer = 0;
+    char *host = malloc(bytes + 64);
+    float *logits = malloc((size_t)(m * n_experts) * sizeof *logits);
+    int32_t *start = malloc(((size_t)n_experts + 1) * sizeof *start);
+    uint64_t seed = 5;
+    if (!host || !logits || !start) die("memory");
+    for (int i = 0; i < m * n_experts; i++) logits[i] = dm_float(&seed);
+    experts_arg a = {.choice = {.n_experts = n_experts, .n_used = used, .normalize = true, .scale = 1}, .m = m};
+    a.slots = (lr_cu_slots){.n_experts = n_experts, .n_used = used, .n_own = n_experts};
+    lr_cu_slots_in(&a.slots, device(lr_cu_slots_bytes(n_experts, used, m)), LR_CU_EXACT, m);
+    a.p = (lr_cu_product){.n_weights = 2, .glu = true, .slots = &a.slots, .of_rows = true};
+    for (int i = 0; i < 2; i++) {
+        void *w = device(bytes + 256);
+        dm_fill(LR_Q4_K, host, (size_t)(n * n_experts) * (size_t)k, 1.0f / sqrtf((float)k), 7 + (uint64_t)i);
+        must(cudaMemcpy(w, host, bytes, cudaMemcpyHostToDevice), "copying experts");
+        a.p.w[i] = (lr_cu_weight){.data = w, .type = LR_Q4_K, .n = n, .k = k, .row_bytes = row};
+    }
+    a.p.y[0] = device((size_t)all * (size_t)n * sizeof(float));
+    a.logits = device((size_t)(m * n_experts) * sizeof *logits);
+    a.chosen = device((size_t)all * 2 * sizeof(float));
+    a.live = device((size_t)m * sizeof *a.live);
+    a.x = device(lr_cu_rows_bytes(lr_cu_linear_form(LR_CU_EXACT, LR_Q4_K, m), m, k));
+    a.work = device(lr_cu_product_work(LR_CU_EXACT, &a.p, m) + 16);
+    must(cudaMemcpy(a.logits, logits, (size_t)(m * n_experts) * sizeof *logits, cudaMemcpyHostToDevice), "logits");
+    double choosing = time_of(route, &a), t = time_of(up, &a);
+    must(cudaMemcpy(start, a.slots.start, ((size_t)n_experts + 1) * sizeof *start, cudaMemcpyDeviceToHost), "slots");
+    for (int e = 0; e < n_experts && m > 1; e++) fewer += start[e + 1] > start[e];
+    double read = 2.0 * (double)row * n * (double)(m > 1 ? fewer : (size_t)used);
+    printf("{\"what\":\"experts\",\"rows\":%d,\"experts\":%d,\"used\":%d,\"n\":%d,\"k\":%d,\"us\":%.2f,"
+           "\"choosing_us\":%.2f,\"gbs\":%.1f,\"share_of_copy\":%.3f,\"tflops\":%.2f}\n",
+           m, n_experts, used, n, k, t * 1e6, choosing * 1e6, read / t * 1e-9, read / t / copy_rate,
+           4.0 * all * n * k / t * 1e-12);
+    fflush(stdout);
+    void *const mine[] = {(void *)(uintptr_t)a.p.w[0].data,
+                          (void *)(uintptr_t)a.p.w[1].data,
+                          a.p.y[0],
+                          a.logits,
+                          a.chosen,
+                          a.live,
+                          a.x,
+                          a.work,
+                          a.slots.row};
+    for (size_t i = 0; i < sizeof mine / sizeof *mine; i++) cudaFree(mine[i]);
+    free(host);
+    free(logits);
+    free(start);
+}
+
 typedef struct attn_arg {
     lr_cu_attn a;
     lr_cu_kv kv;
@@ -220,8 +297,8 @@ static void decode_attention(int type, int seqs, int slots)
 
 static void kernels(void)
 {
-    static const int types[] = {LR_Q4_0, LR_Q4_1, LR_Q5_0,  LR_Q8_0, LR_Q4_K,
-                                LR_Q5_K, LR_Q6_K, LR_MXFP4, LR_BF16, LR_F16};
+    static const int types[] = {LR_Q4_0, LR_Q4_1, LR_Q5_0,   LR_Q8_0,  LR_Q2_K, LR_Q3_K, LR_Q4_K,
+                                LR_Q5_K, LR_Q6_K, LR_IQ4_XS, LR_MXFP4, LR_BF16, LR_F16};
     int n = tiny ? 32 : 14336, k = tiny ? 256 : 4096;
     must(lr_cu_init(), "kernels");
     for (size_t i = 0; i < sizeof types / sizeof *types; i++) {
@@ -232,6 +309,9 @@ static void kernels(void)
     product(LR_Q4_K, n, k, tiny ? 24 : 64, LR_CU_EXACT, "exact");
     product(LR_Q4_K, n, k, tiny ? 40 : 2048, LR_CU_EXACT, "exact");
     product(LR_BF16, n, k, tiny ? 40 : 2048, LR_CU_EXACT, "exact");
+    experts(1);
+    experts(tiny ? 3 : 64);
+    experts(tiny ? 9 : 2048);
     decode_attention(LR_F16, tiny ? 2 : 1, tiny ? 40 : 32768);
     decode_attention(LR_F16, tiny ? 3 : 64, tiny ? 300 : 4096);
     decode_attention(LR_Q8_0, tiny ? 2 : 64, tiny ? 20 : 4096);

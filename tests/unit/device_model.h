@@ -22,6 +22,7 @@ typedef struct dm_shape {
     float attn_cap, logit_cap;
     lr_act act;
     int experts, used; /* of each layer but the first; 0 = none */
+    bool shared;       /* and beside them one for all rows */
     lr_gate gate;
     bool plain_ff;    /* up, act, down in place of the gated form */
     bool one_for_all; /* weights of one type and shape share their bytes: for models too large to make */
@@ -276,7 +277,8 @@ static inline int dm_ff(dm_model *m, int x, bool experts)
 {
     const dm_shape *s = &m->s;
     int h = dm_norm(m, x, s->width), y;
-    if (experts) return dm_two(m, LR_OP_ADD, x, dm_moe(m, h));
+    if (experts) x = dm_two(m, LR_OP_ADD, x, dm_moe(m, h));
+    if (experts && !s->shared) return x;
     if (s->plain_ff) {
         lr_op op = {.kind = LR_OP_ACT, .in = {dm_linear(m, h, s->ff, s->type, s->biases), -1}};
         op.u.act = s->act;
