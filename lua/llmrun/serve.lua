@@ -315,7 +315,7 @@ function Server:url()
     return ("http://%s:%d"):format(host, self.port)
 end
 
---- Serves until SIGTERM or Ctrl-C, then drains. Options:
+--- Serves until SIGTERM, SIGHUP (unless nohup has it ignored) or Ctrl-C, then drains. Options:
 ---   host ("127.0.0.1"), port (8080; 0: any free one)
 ---   models: a list, or name -> model; model_names: model -> name
 ---   routes: "METHOD /path" -> function(req, res); /path/{name} and /path/* match more

@@ -304,12 +304,20 @@ static void on_signal(int sig)
     errno = saved;
 }
 
-/* catch_terminate(on): from now on SIGTERM and SIGINT make the descriptor that it returns readable, once each; the next
- * one ends the process. false: SIGTERM is left to the system again (core.catch_interrupts sets SIGINT). */
+static bool is_ignored(int sig)
+{
+    struct sigaction sa;
+    return sigaction(sig, NULL, &sa) == 0 && sa.sa_handler == SIG_IGN;
+}
+
+/* catch_terminate(on): from now on SIGTERM, SIGINT and SIGHUP (unless it is ignored, as by nohup) make the descriptor
+ * that it returns readable, once each; the next one ends the process. false: SIGTERM and SIGHUP are left to the system
+ * again (core.catch_interrupts sets SIGINT). */
 static int core_catch_terminate(lua_State *L)
 {
     if (!lua_toboolean(L, 1)) {
         signal(SIGTERM, SIG_DFL);
+        if (!is_ignored(SIGHUP)) signal(SIGHUP, SIG_DFL);
         return 0;
     }
     uint64_t n;
@@ -321,6 +329,7 @@ static int core_catch_terminate(lua_State *L)
     sa.sa_handler = on_signal;
     sigaction(SIGTERM, &sa, NULL);
     sigaction(SIGINT, &sa, NULL);
+    if (!is_ignored(SIGHUP)) sigaction(SIGHUP, &sa, NULL);
     lua_pushinteger(L, signal_fd);
     return 1;
 }

@@ -5,6 +5,8 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <locale.h>
+#include <lualib.h>
 #include <poll.h>
 #include <sched.h>
 #include <stdio.h>
@@ -286,6 +288,31 @@ static int sys_ids(lua_State *L)
     return 2;
 }
 
+/* os.setlocale; upvalue: Lua's own. Numbers keep their point: with a comma JSON, Lua's own source and the texts of
+ * numbers in all files would be read and written wrongly. */
+static int sys_setlocale(lua_State *L)
+{
+    int n = lua_tocfunction(L, lua_upvalueindex(1))(L);
+    if (strcmp(localeconv()->decimal_point, ".") == 0) return n;
+    setlocale(LC_NUMERIC, "C");
+    bool numeric = strcmp(luaL_optstring(L, 2, "all"), "numeric") == 0;
+    lua_pushstring(L, numeric ? NULL : setlocale(LC_ALL, NULL));
+    return 1;
+}
+
+static void keep_point(lua_State *L)
+{
+    lua_getglobal(L, LUA_OSLIBNAME);
+    lua_getfield(L, -1, "setlocale");
+    if (lua_iscfunction(L, -1) && lua_tocfunction(L, -1) != sys_setlocale) {
+        lua_pushcclosure(L, sys_setlocale, 1);
+        lua_setfield(L, -2, "setlocale");
+    } else {
+        lua_pop(L, 1);
+    }
+    lua_pop(L, 1);
+}
+
 void lr_lua_open_sys(lua_State *L)
 {
     static const luaL_Reg fns[] = {
@@ -309,6 +336,7 @@ void lr_lua_open_sys(lua_State *L)
         {NULL, NULL},
     };
     static const luaL_Reg private_methods[] = {{"write", private_write}, {"close", private_close}, {NULL, NULL}};
+    keep_point(L);
     lr_lua_class(L, "llmrun.dir", NULL, dir_close);
     lr_lua_class(L, PRIVATE_FILE, private_methods, private_close);
     luaL_setfuncs(L, fns, 0);

@@ -1,5 +1,6 @@
 -- The llmrun program from outside: exit statuses, tracebacks, flags, signals.
 local core = require "llmrun.core"
+local shell = dofile "tests/spec/shell_support.lua"
 
 local exe = core.executable()
 
@@ -326,7 +327,28 @@ describe("llmrun COMMAND on a model #model", function()
             .. wait_until("[ -s " .. file .. " ]") .. "kill -INT $p; wait $p")
         os.remove(file)
         assert.equal(130, status)
-        assert.matches("interrupted", err)
+        assert.equal("llmrun: interrupted\n", err)
+    end)
+
+    it("a program's locale leaves numbers their point", function()
+        local folder = shell.folder()
+        local guard <close> = setmetatable({}, { __close = function() folder:remove() end }) -- luacheck: ignore 211
+        local made = os.execute(("localedef -i de_DE -f UTF-8 '%s' >/dev/null 2>&1"):format(folder:at "de_DE.UTF-8"))
+        if not made then return pending "no source of the locale de_DE (package locales)" end
+        with_script([[
+            print(os.setlocale "de_DE.UTF-8" ~= nil, os.setlocale("de_DE.UTF-8", "numeric"), os.date("%B", 0))
+            local json = require "llmrun.json"
+            print(1.5, json.encode { 1.5 }, json.decode("[2.5]")[1], load "return 0.5"())]], function(path)
+            assert.equal("true\tnil\tJanuar\n1.5\t[1.5]\t2.5\t0.5\n", (sh(("LOCPATH='%s' $L "):format(folder.path) .. path)))
+        end)
+    end)
+
+    it("Ctrl-C at any moment of a command is said in one line", function()
+        for _, after in ipairs { 0.05, 0.15, 0.25 } do -- while it loads; or not yet, or not any more
+            local _, err, status = sh(("$L run -p 'Write a story.' -n 20 > /dev/null & p=$!; sleep %g; kill -INT $p; wait $p")
+                :format(after))
+            assert.equal(status == 0 and "" or "llmrun: interrupted\n", err)
+        end
     end)
 
     it("inspect shows metadata, tensors, memory", function()

@@ -102,7 +102,7 @@ describe("examples/deploy", function()
         local feed = net.events(function(data)
             n = n + 1
             events[n] = data
-            if n == 3 then os.execute("kill -TERM " .. pid) end
+            if n == 3 then os.execute("kill -HUP " .. pid) end -- as SIGTERM: orderly
         end)
         local r = assert(net.request(c, { path = "/v1/completions", on_data = feed, body = json.encode { prompt = "Once",
             stream = true, max_tokens = 24, ignore_eos = true } }))

@@ -37,6 +37,16 @@ describe("llmrun new", function()
         assert.is_true(#out > 3)
     end)
 
+    it("leaves nothing where it can't write all", function()
+        for _, kind in ipairs { "program", "policy" } do
+            local p <close> = assert(io.popen(("cd '%s'; ulimit -f 0; '%s' new none --kind %s 2>&1 | cat; ls -d none* 2>&1")
+                :format(folder.path, core.executable(), kind)))
+            local out = p:read "a"
+            assert.matches("^llmrun new: none[^\n]*: File too large\n", out)
+            assert.not_matches("\nnone", out)
+        end
+    end)
+
     it("writes a policy and a route that the commands take", function()
         local path = require("llmrun.catalog").find "smollm2"
         if not path then return pending "no smollm2 (scripts/fetch_model smollm2)" end

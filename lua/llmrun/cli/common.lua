@@ -99,7 +99,7 @@ end
 function M.guard(fn, ...)
     local r = table.pack(pcall(fn, ...))
     if r[1] then return table.unpack(r, 2, r.n) end
-    if errors.is(r[2]) then args.fail((r[2].message:gsub("^%a+:%a+: ", ""))) end
+    if errors.is(r[2]) then args.fail((r[2].message:gsub("^%a+:%a+: ", ""):gsub("^llmrun%.%a+: ", ""))) end
     error(r[2], 0)
 end
 

@@ -23,12 +23,19 @@ runs in milliseconds, without a model file (require "llmrun.testing"). Nothing i
     },
 }
 
-local function write(path, text)
+--- written: a list of what is there so far; all of it goes again where something can't be written.
+local function write(path, text, written)
     local f, err = io.open(path, "w")
-    if not f then args.fail(err) end
-    local ok, why = f:write(text)
-    if ok then ok, why = f:close() else f:close() end
-    if not ok then args.fail(path .. ": " .. why) end
+    local ok, why = f, err
+    if f then
+        table.insert(written, path)
+        ok, why = f:write(text)
+        if ok then ok, why = f:close() else f:close() end
+        why = path .. ": " .. tostring(why)
+    end
+    if ok then return end
+    for i = #written, 1, -1 do os.remove(written[i]) end
+    args.fail(why)
 end
 
 function M.run(o, words)
@@ -42,16 +49,16 @@ function M.run(o, words)
     for _, file in ipairs(files) do
         if core.stat(folder .. file.path) then args.fail(folder .. file.path .. " is there already") end
     end
+    local written = {}
     if o.kind == "program" then
         local at = folder .. name
         if core.stat(at) then args.fail(at .. " is there already") end
         local ok, err = core.mkdir(at)
         if not ok then args.fail(err) end
+        written[1] = at
     end
-    for _, file in ipairs(files) do
-        write(folder .. file.path, file.text)
-        print("wrote " .. folder .. file.path)
-    end
+    for _, file in ipairs(files) do write(folder .. file.path, file.text, written) end
+    for _, file in ipairs(files) do print("wrote " .. folder .. file.path) end
     print("run   " .. run:gsub("@", folder))
     print(("test  llmrun test %s%s"):format(folder, o.kind == "program" and name or files[2].path))
     return 0
