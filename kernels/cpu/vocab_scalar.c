@@ -135,6 +135,48 @@ static void mask(float *x, const uint32_t *bits, int n)
     }
 }
 
+static float peaks(float *x, const uint32_t *bits, int n, float *peak)
+{
+    float best = max_of(x, n);
+    if (bits) mask(x, bits, n);
+    for (int i = 0, p = 0; i < n; i += LR_PIECE, p++) peak[p] = max_of(x + i, n - i < LR_PIECE ? n - i : LR_PIECE);
+    return best;
+}
+
+static int topk_peaks(const float *x, int n, const float *peak, int k, int32_t *ids, float *vals)
+{
+    (void)peak;
+    return topk(x, n, k, ids, vals);
+}
+
+static int compact_peaks(const float *x, int n, const float *peak, float threshold, int32_t *ids)
+{
+    (void)peak;
+    return compact_above(x, n, threshold, ids, n);
+}
+
+static void temper(float *x, int n, float best, float t)
+{
+    for (int i = 0; i < n; i++) x[i] = (x[i] - best) / t;
+}
+
+static uint64_t mass_warm(const float *x, int n, float best, float t, const float *ahead)
+{
+    (void)ahead;
+    uint64_t sum = 0;
+    for (int i = 0; i < n; i++) sum += lr_mass_units(lr_mass((x[i] - best) / t));
+    return sum;
+}
+
+static void glance(const float *x, int n, const float *peak, float best, float t, float *sums, const float *ahead)
+{
+    (void)ahead;
+    for (int i = 0, p = 0; i < n; i += LR_PIECE, p++) {
+        int len = n - i < LR_PIECE ? n - i : LR_PIECE;
+        sums[p] = peak[p] > -INFINITY ? (float)((double)mass_warm(x + i, len, best, t, NULL) * 0x1p-40) : 0;
+    }
+}
+
 void lr_vocab_fill_scalar(lr_cpu_kernels *k)
 {
     k->argmax = argmax;
@@ -144,4 +186,10 @@ void lr_vocab_fill_scalar(lr_cpu_kernels *k)
     k->count_above = count_above;
     k->compact_above = compact_above;
     k->mask = mask;
+    k->peaks = peaks;
+    k->topk_peaks = topk_peaks;
+    k->compact_peaks = compact_peaks;
+    k->temper = temper;
+    k->mass_warm = mass_warm;
+    k->glance = glance;
 }

@@ -153,8 +153,8 @@ int lr_constraint_of_matcher(lr_constraint *out, lr_matcher *m, int n_vocab, lr_
     if (!c) return lr_fail(err, LR_ENOMEM, "no memory for a constraint");
     c->m = m;
     c->words = words;
-    *out =
-        (lr_constraint){.user = c, .mask = mask, .accept = accept, .start = start, .forced = forced, .free = destroy};
+    *out = (lr_constraint){
+        .user = c, .mask = mask, .lasting = true, .accept = accept, .start = start, .forced = forced, .free = destroy};
     lr_grammar_info info;
     lr_grammar_get_info(lr_matcher_grammar(m), &info);
     if (info.n_holes == 0) out->ahead = ahead; /* a hole's function is asked about texts that are, only */

@@ -32,12 +32,13 @@ bool lr_request__draws_plainly(const lr_request *r)
 /* May its token be drawn by any thread, ahead of what is done with it? */
 static bool anywhere(const lr_request *r) { return r && !r->drawn && lr_request__draws_plainly(r); }
 
+static float *row_of(const lr_request *r) { return r->e->logits + (size_t)r->out * (size_t)r->e->model->n_vocab; }
+
 static void draw(lr_drawn *d)
 {
     lr_request *r = d->r;
     lr_sample_ctx ctx = lr_request__sample_ctx(r);
-    float *logits = r->e->logits + (size_t)r->out * (size_t)r->e->model->n_vocab;
-    d->rc = lr_sampler_draw(r->sampler, logits, d->mask, &ctx, r->n_top, &d->id, &d->logprob, d->top, &d->err);
+    d->rc = lr_sampler_draw(r->sampler, row_of(r), d->mask, &ctx, r->n_top, &d->id, &d->logprob, d->top, &d->err);
 }
 
 static void draw_some(void *arg, int thread, int n_threads)
@@ -46,8 +47,12 @@ static void draw_some(void *arg, int thread, int n_threads)
     if (thread >= MAX_THREADS || (thread > 0 && !s->desk[thread])) return;
     (void)n_threads;
     lr_sample_desk_use(thread > 0 ? s->desk[thread] : NULL);
-    for (int i; (i = atomic_fetch_add(&s->next, 1)) < s->n;)
+    int i = atomic_fetch_add(&s->next, 1), next;
+    for (; i < s->n; i = next) {
+        next = atomic_fetch_add(&s->next, 1);
+        lr_sample_ahead(next < s->n ? row_of(s->at[next].r) : NULL);
         if (s->at[i].rc == 0) draw(&s->at[i]);
+    }
     lr_sample_desk_use(NULL);
 }
 
@@ -91,10 +96,10 @@ static void add(struct lr_own_draws *s, lr_request *r)
     d->rc = lr_request__more_recs(r, &d->err); /* the best of this token have their place behind those before */
     d->top = r->n_top > 0 ? r->tops + r->n_recs * (size_t)r->n_top : NULL;
     if (d->rc == 0 && r->con.mask) {
-        if (s->n_masks == s->cap_masks) return; /* drawn as it is taken, with a mask of its own */
+        if (!r->con.lasting && s->n_masks == s->cap_masks) return; /* drawn as it is taken, with a mask of its own */
         int rc = r->con.mask(r->con.user, &mask, &d->err);
         d->rc = rc < 0 ? rc : 0;
-        if (d->rc == 0 && mask) d->mask = keep_mask(s, mask);
+        if (d->rc == 0 && mask) d->mask = r->con.lasting ? mask : keep_mask(s, mask);
     }
     r->drawn = d;
     s->n++;
@@ -118,7 +123,7 @@ void lr_engine__draw_ahead(lr_engine *e, const lr_batch *b)
     for (int i = 0; i < b->n_seqs; i++) {
         if (!anywhere(e->batch_req[i])) continue;
         n++;
-        masks += e->batch_req[i]->con.mask != NULL;
+        masks += e->batch_req[i]->con.mask != NULL && !e->batch_req[i]->con.lasting;
     }
     if (n < 2 || (long)n * e->model->n_vocab < WORTH || !make_room(e, n)) return;
     struct lr_own_draws *s = e->draws;

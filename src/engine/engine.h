@@ -193,8 +193,9 @@ typedef enum lr_finish {
 typedef struct lr_constraint {
     void *user;
     /* *bits: allowed-token bits (n_vocab bits, bit i % 32 of word i / 32) for the next token, or NULL: all. They stay
-     * valid until the next call. Negative = error: the request fails with it. */
+     * valid until the next call, of any constraint's unless lasting. Negative = error: the request fails with it. */
     int (*mask)(void *user, const uint32_t **bits, lr_error *err);
+    bool lasting; /* the bits stay until the next call for this user */
     /* The token was taken: 0 = go on, 1 = nothing may follow (finish "stop"), negative = error. Not called for the
      * token that ends a request. */
     int (*accept)(void *user, int32_t token, lr_error *err);

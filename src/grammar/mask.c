@@ -98,14 +98,19 @@ static bool returned(walker *k, const frame *f, lr_str text)
     return true;
 }
 
-/* The bytes from the root to node v into k->path. */
+/* The bytes from the root to node v into k->path. From one node to the next of an ascending list it is a short way;
+ * k->n_trail = 0 where something else may have written to the path. */
 static lr_str path_to(walker *k, uint32_t v)
 {
     const tnode *node = k->t->node;
-    uint32_t at = 0, c = 1;
+    uint32_t *trail = k->trail, left = 0;
+    while (k->n_trail && (v < trail[k->n_trail - 1] || v >= node[trail[k->n_trail - 1]].skip))
+        left = trail[--k->n_trail];
+    uint32_t at = k->n_trail ? trail[k->n_trail - 1] : 0, c = left && left <= v ? left : at + 1;
     while (at != v) {
         while (node[c].skip <= v) c = node[c].skip;
         k->path[node[c].depth - 1] = (char)node[c].byte;
+        trail[k->n_trail++] = c;
         at = c;
         c = at + 1;
     }
@@ -169,6 +174,7 @@ static bool add_base(walker *k, behind *r, uint32_t d, uint32_t *bits, size_t wo
     k->bits = bits;
     if (!b) return false;
     lr_base_or(b, bits, words);
+    k->n_trail = 0;
     for (uint32_t i = 0; i < b->n_pop && ok; i++) ok = walk_pop(k, r, b->pop[i]);
     if (temporary) lr_base_unref(b);
     return ok;
@@ -189,6 +195,7 @@ static bool add_counted(walker *k, behind *r, uint32_t d, uint32_t *bits, size_t
     lr_count_or(cnt, need, left, bits, g->scratch + words, words);
     const counted *pop = lr_count_pops(cnt, need, left, &n);
     bool ok = true;
+    k->n_trail = 0;
     for (uint32_t i = 0; i < n && ok; i++) ok = walk_pop(k, r, (uint32_t)pop[i].what);
     return ok && (out == D_DEAD || add_base(k, r, out, bits, words));
 }
@@ -209,6 +216,7 @@ static bool settle(walker *k, const gstate *s, uint32_t *bits)
 {
     lr_grammar *g = k->g;
     gwork *w = &g->w;
+    k->n_trail = 0;
     for (uint32_t i = 0; i < k->n_cand; i++) {
         const tnode *t = &k->t->node[k->cand[i]];
         if (t->token < 0) continue;

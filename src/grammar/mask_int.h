@@ -22,6 +22,7 @@ struct walker {
     gitem *items;
     uint32_t cap_items;
     char *path;                       /* bytes from the root to the present node, if there are holes or unique rules */
+    uint32_t *trail, n_trail;         /* the nodes that path is of, as far as known */
     uint32_t *cand, n_cand, cap_cand; /* nodes at which a unique rule may have to go on; see unique.c */
     bool narrow;                      /* what follows may have an end: also nodes on the way there */
     uint32_t skip;                    /* bytes at the start of path that are no text (a stripped space) */

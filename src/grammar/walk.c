@@ -17,7 +17,8 @@ walker *lr_walker_get(lr_matcher *m, uint32_t *bits)
         if (k) k->lev = lr_reallocarray(NULL, m->t->max_depth + 2, sizeof *k->lev);
         bool path = g->n->n_hole || g->n->n_unique;
         if (k && path) k->path = lr_malloc(m->t->max_depth + 1);
-        if (!k || !k->lev || (path && !k->path)) {
+        if (k && path) k->trail = lr_reallocarray(NULL, m->t->max_depth + 1, sizeof *k->trail);
+        if (!k || !k->lev || (path && (!k->path || !k->trail))) {
             lr_walker_free(k);
             g->walker = NULL;
             lr_walk__no_memory(g);
@@ -29,7 +30,7 @@ walker *lr_walker_get(lr_matcher *m, uint32_t *bits)
     k->m = m;
     k->bits = bits;
     k->want_pops = false;
-    k->n_pop = k->skip = k->n_cand = 0;
+    k->n_pop = k->skip = k->n_cand = k->n_trail = 0;
     return k;
 }
 
@@ -39,6 +40,7 @@ void lr_walker_free(walker *k)
     lr_free(k->lev);
     lr_free(k->items);
     lr_free(k->path);
+    lr_free(k->trail);
     lr_free(k->pop);
     lr_free(k->cand);
     lr_free(k);

@@ -91,6 +91,8 @@ lr_sample_desk *lr_sample_desk_new(int n_vocab);
 void lr_sample_desk_free(lr_sample_desk *);
 /* This thread's draws use it from now on, until it says NULL. */
 void lr_sample_desk_use(lr_sample_desk *);
+/* The row that this thread draws from after the next draw, of as many logits; NULL: not known. It is brought near. */
+void lr_sample_ahead(const float *logits);
 
 /* The log-probability of a token and of the best few, from the full softmax before any stage. */
 typedef struct lr_top {

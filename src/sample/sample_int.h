@@ -21,8 +21,14 @@ typedef struct lr_scratch {
     uint32_t epoch;
     float *top;   /* (64) */
     float *prior; /* (cap) adaptive-p: probabilities by token id, before it changed them */
-    float best;   /* the row's largest value, while best_known says so: looking for it reads a vocabulary */
-    bool best_known;
+    /* Of a dense row: the largest value of each LR_PIECE, while peaks_known says so ... */
+    float *peak, *sums; /* (lr_pieces(cap)) */
+    bool peaks_known;
+    /* ... and a temperature that is still to be applied: a value is (x - from) / t, and from the row's largest x. */
+    bool warm;
+    float from, t;
+    bool raw_wanted;    /* the row as it came is to be kept in raw before x is written to; false = it has been, or no */
+    const float *ahead; /* a row that is drawn from next, to be asked for while this one is computed with; or NULL */
     const lr_cpu_kernels *k;
 } lr_scratch;
 
@@ -35,8 +41,14 @@ typedef struct lr_stage_state {
 int lr_stage_run(const lr_stage *s, const lr_stage_state *state, lr_logits *l, lr_scratch *w, const lr_sample_ctx *ctx,
                  lr_error *err);
 
-/* Whether the stage, run on a whole row, leaves the row's best known. */
-bool lr_stage_keeps_best_known(const lr_stage *s);
+/* A whole row's values are in x after this, whatever the temperature, and x may be written to. */
+void lr_stage_plain(lr_logits *l, lr_scratch *w);
+/* w->ahead, once. */
+const float *lr_stage_ahead(lr_scratch *w);
+/* The largest of the row's values. */
+float lr_stage_best(const lr_logits *l, lr_scratch *w);
+/* By ascending id, with a number from [0, 1). */
+int32_t lr_stage_draw_dense(const lr_logits *l, lr_scratch *w, double u);
 
 /* stages_more.c */
 int lr_stage_check_more(const lr_stage *s, lr_error *err);

@@ -17,6 +17,7 @@ struct lr_sample_desk {
 
 static lr_scratch *desk(void) { return lent ? lent : &scratch; }
 lr_scratch *lr_sampler__scratch(void) { return desk(); }
+void lr_sample_ahead(const float *logits) { desk()->ahead = logits; }
 
 /* ---- scratch ---- */
 
@@ -32,6 +33,8 @@ static void scratch_free(lr_scratch *w)
     lr_free(w->count);
     lr_free(w->top);
     lr_free(w->prior);
+    lr_free(w->peak);
+    lr_free(w->sums);
     *w = (lr_scratch){0};
 }
 
@@ -53,8 +56,10 @@ static bool scratch_grow(lr_scratch *w, int n_vocab)
     w->count = lr_calloc(n, sizeof *w->count);
     w->top = lr_calloc(MAX_TOP, sizeof *w->top);
     w->prior = lr_calloc(n, sizeof *w->prior);
+    w->peak = lr_calloc((size_t)lr_pieces(n_vocab), sizeof *w->peak);
+    w->sums = lr_calloc((size_t)lr_pieces(n_vocab), sizeof *w->sums);
     if (!w->cand_id || !w->cand || !w->raw || !w->ids || !w->a || !w->b || !w->mark || !w->count || !w->top ||
-        !w->prior) {
+        !w->prior || !w->peak || !w->sums) {
         scratch_free(w);
         w->refs = refs;
         return false;
@@ -312,23 +317,21 @@ static int run_chain(lr_sampler *s, lr_logits *l, float *logits, const uint32_t 
 {
     lr_scratch *w = desk();
     *l = (lr_logits){logits, s->n_vocab, -1, w->cand_id, w->cand, ++s->generation};
-    /* a top-k at the beginning finds the best by itself */
-    bool later = !mask && s->n_stages > 0 && s->stages[0].kind == LR_STAGE_TOP_K && s->stages[0].n > 0 &&
-                 s->stages[0].n <= LR_TOPK_MAX && s->stages[0].n < s->n_vocab;
-    float best = later ? 0 : w->k->max(logits, s->n_vocab);
+    w->warm = false;
+    if (mask) lr_stage_plain(l, w); /* x is written to */
+    float best;
+    if (mask || !w->peaks_known)
+        best = w->k->peaks(logits, mask, s->n_vocab, w->peak);
+    else
+        best = lr_stage_best(l, w);
+    w->peaks_known = true;
     if (!(best > -INFINITY) || best == INFINITY) return lr_fail(err, LR_EINVAL, LR_SAMPLE_NOT_FINITE);
-    if (mask) w->k->mask(logits, mask, s->n_vocab);
-    w->best = best;
-    w->best_known = !mask && !later;
     for (int i = 0; i < s->n_stages; i++) {
-        if (!lr_stage_keeps_best_known(&s->stages[i])) w->best_known = false;
         int rc = lr_stage_run(&s->stages[i], &s->state[i], l, w, ctx, err);
         if (rc) return rc;
-        if (i == 0 && later && (l->n_cand < 1 || l->cand[0] == INFINITY))
-            return lr_fail(err, LR_EINVAL, LR_SAMPLE_NOT_FINITE);
         if (l->n_cand == 0) break;
     }
-    float top = l->n_cand < 0 ? w->k->max(logits, s->n_vocab) : l->n_cand > 0 ? l->cand[0] : -INFINITY;
+    float top = l->n_cand < 0 ? lr_stage_best(l, w) : l->n_cand > 0 ? l->cand[0] : -INFINITY;
     if (!(top > -INFINITY)) return lr_fail(err, LR_EINVAL, LR_SAMPLE_NONE_LEFT);
     if (top == INFINITY) return lr_fail(err, LR_EINVAL, LR_SAMPLE_NOT_FINITE);
     return 0;
@@ -343,39 +346,21 @@ static int32_t draw_candidate(const lr_logits *l, const lr_scratch *w, double u)
     return l->cand_id[i];
 }
 
-/* By ascending id. */
-static int32_t draw_dense(const lr_logits *l, const lr_scratch *w, double u)
-{
-    enum { PARTS = 256 };
-    uint64_t part[PARTS], all = 0, at = 0;
-    float best = w->k->max(l->x, l->n_vocab);
-    int len = (l->n_vocab + PARTS - 1) / PARTS, n = 0, p = 0, i;
-    len = (len + 15) / 16 * 16;
-    for (i = 0; i < l->n_vocab; i += len, n++) {
-        part[n] = w->k->mass(l->x + i, l->n_vocab - i < len ? l->n_vocab - i : len, best);
-        all += part[n];
-    }
-    uint64_t target = lr_mass_target(u, all);
-    while (p + 1 < n && at + part[p] <= target) at += part[p++];
-    for (i = p * len; i + 1 < l->n_vocab; i++)
-        if ((at += lr_mass_units(lr_mass(l->x[i] - best))) > target) break;
-    return i;
-}
-
 /* Tells a stage that learns, which is the last, what was drawn. */
 static void learn(lr_sampler *s, lr_logits *l, int32_t token)
 {
     int i = s->n_stages - 1;
     if (i < 0 || !lr_stage_learns(&s->stages[i])) return;
+    lr_stage_plain(l, desk());
     const float *x = lr_stage_slot(l, token);
     double p = x ? exp((double)*x - lr_stage_lse(l, desk())) : 0;
     lr_stage_took(&s->stages[i], &s->state[i], desk(), token, p);
 }
 
-static void fill_top(const lr_scratch *w, int n_vocab, float lse, int n_top, lr_top *top)
+static void fill_top(lr_scratch *w, const float *x, int n_vocab, float lse, int n_top, lr_top *top)
 {
     int32_t ids[MAX_TOP];
-    int n = n_top > 0 ? w->k->topk(w->raw, n_vocab, n_top, ids, w->top) : 0;
+    int n = n_top > 0 ? w->k->topk_peaks(x, n_vocab, w->peak, n_top, ids, w->top) : 0;
     for (int i = 0; i < n_top; i++) top[i] = i < n ? (lr_top){ids[i], w->top[i] - lse} : (lr_top){-1, -INFINITY};
 }
 
@@ -385,14 +370,25 @@ static int prepare(lr_sampler *s, lr_logits *l, float *logits, const uint32_t *m
 {
     lr_scratch *w = desk();
     *lse = 0;
+    w->peaks_known = w->raw_wanted = false;
     if (n_top > MAX_TOP)
         return lr_fail(err, LR_EINVAL, "%d log-probabilities a token; %d are the most", n_top, MAX_TOP);
     if (n_top >= 0) {
-        memcpy(w->raw, logits, (size_t)s->n_vocab * sizeof *logits);
-        *lse = lr_row_logsumexp(logits, s->n_vocab);
-        fill_top(w, s->n_vocab, *lse, n_top, top);
+        float best = w->k->peaks(logits, NULL, s->n_vocab, w->peak);
+        *lse =
+            isinf(best)
+                ? best
+                : (float)lr_row_log_of_mass(best, w->k->mass_warm(logits, s->n_vocab, best, 1.0f, lr_stage_ahead(w)));
+        w->peaks_known = w->raw_wanted = true;
+        fill_top(w, logits, s->n_vocab, *lse, n_top, top);
     }
     return run_chain(s, l, logits, mask, ctx, err);
+}
+
+/* The token's logit in the row as it came. */
+static float raw_logit(const lr_logits *l, int32_t token)
+{
+    return desk()->raw_wanted ? l->x[token] : desk()->raw[token];
 }
 
 int lr_sampler_draw(lr_sampler *s, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx, int n_top,
@@ -401,11 +397,13 @@ int lr_sampler_draw(lr_sampler *s, float *logits, const uint32_t *mask, const lr
     lr_logits l;
     float lse;
     int rc = prepare(s, &l, logits, mask, ctx, n_top, &lse, top, err);
+    if (rc) desk()->ahead = NULL;
     if (rc) return rc;
     double u = lr_sample_uniform(s->seed, ctx->position, 0);
-    *token = l.n_cand < 0 ? draw_dense(&l, desk(), u) : draw_candidate(&l, desk(), u);
+    *token = l.n_cand < 0 ? lr_stage_draw_dense(&l, desk(), u) : draw_candidate(&l, desk(), u);
     learn(s, &l, *token);
-    if (n_top >= 0) *logprob = desk()->raw[*token] - lse;
+    desk()->ahead = NULL;
+    if (n_top >= 0) *logprob = raw_logit(&l, *token) - lse;
     return 0;
 }
 
@@ -413,6 +411,7 @@ int lr_sampler_probs(lr_sampler *s, float *logits, const uint32_t *mask, const l
                      float *p, size_t cap, size_t *n, lr_error *err)
 {
     lr_logits l;
+    desk()->peaks_known = desk()->raw_wanted = false;
     int rc = run_chain(s, &l, logits, mask, ctx, err);
     if (rc) return rc;
     if (l.n_cand < 0) lr_stage_narrow(&l, desk(), -INFINITY);
@@ -443,6 +442,7 @@ int lr_sampler_draft(lr_sampler *s, float *logits, const uint32_t *mask, const l
                      int32_t *ids, float *q, int *n, int32_t *token, lr_error *err)
 {
     lr_logits l;
+    desk()->peaks_known = desk()->raw_wanted = false;
     int rc = run_chain(s, &l, logits, mask, ctx, err);
     if (rc) return rc;
     lr_stage_top_k(cap, &l, desk());
@@ -507,6 +507,7 @@ int lr_sampler_judge(lr_sampler *s, float *logits, const uint32_t *mask, const l
     float lse;
     int rc = prepare(s, &l, logits, mask, ctx, n_top, &lse, top, err);
     if (rc) return rc;
+    lr_stage_plain(&l, desk());
     double all = lr_stage_lse(&l, desk());
     const float *x = lr_stage_slot(&l, draft);
     double p = x && *x > -INFINITY ? exp((double)*x - all) : 0;
@@ -514,6 +515,6 @@ int lr_sampler_judge(lr_sampler *s, float *logits, const uint32_t *mask, const l
     if (!(lr_sample_uniform(s->seed, ctx->position, STREAM_JUDGE) * draft_chance(ids, q, n, draft) < p))
         *token = draw_rest(&l, all, draft, ids, q, n, lr_sample_uniform(s->seed, ctx->position, STREAM_REST));
     learn(s, &l, *token);
-    if (n_top >= 0) *logprob = desk()->raw[*token] - lse;
+    if (n_top >= 0) *logprob = raw_logit(&l, *token) - lse;
     return 0;
 }

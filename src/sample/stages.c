@@ -70,9 +70,12 @@ static void sort_candidates(lr_logits *l, lr_scratch *w)
     for (int i = 1; i < l->n_cand && sorted; i++)
         sorted = !before(l->cand[i], l->cand_id[i], l->cand[i - 1], l->cand_id[i - 1]);
     if (sorted) return;
-    for (int i = 0; i < l->n_cand; i++)
+    bool ascending = true;
+    for (int i = 0; i < l->n_cand; i++) {
         w->a[i] = (lr_pair){(uint32_t)l->cand_id[i], i}; /* by id, so that ties keep it */
-    lr_pair *by_id = radix_sort(w->a, w->b, l->n_cand), *other = by_id == w->a ? w->b : w->a;
+        ascending = ascending && (i == 0 || l->cand_id[i] > l->cand_id[i - 1]);
+    }
+    lr_pair *by_id = ascending ? w->a : radix_sort(w->a, w->b, l->n_cand), *other = by_id == w->a ? w->b : w->a;
     for (int i = 0; i < l->n_cand; i++) by_id[i].key = descending_key(l->cand[by_id[i].id]);
     lr_pair *p = radix_sort(by_id, other, l->n_cand);
     for (int i = 0; i < l->n_cand; i++) {
@@ -83,12 +86,70 @@ static void sort_candidates(lr_logits *l, lr_scratch *w)
     memcpy(l->cand_id, w->ids, (size_t)l->n_cand * sizeof *l->cand_id);
 }
 
+/* ---- a whole row: its peaks, and a temperature that is applied where values are looked at ---- */
+
+static void find_peaks(const lr_logits *l, lr_scratch *w)
+{
+    if (!w->peaks_known) (void)w->k->peaks(l->x, NULL, l->n_vocab, w->peak);
+    w->peaks_known = true;
+}
+
+const float *lr_stage_ahead(lr_scratch *w)
+{
+    const float *x = w->ahead;
+    w->ahead = NULL;
+    return x;
+}
+
+float lr_stage_best(const lr_logits *l, lr_scratch *w)
+{
+    if (w->warm) return 0; /* (from - from) / t */
+    find_peaks(l, w);
+    return w->k->max(w->peak, lr_pieces(l->n_vocab));
+}
+
+void lr_stage_plain(lr_logits *l, lr_scratch *w)
+{
+    if (l->n_cand >= 0) return;
+    if (w->raw_wanted) memcpy(w->raw, l->x, (size_t)l->n_vocab * sizeof *l->x);
+    w->raw_wanted = false;
+    if (!w->warm) return;
+    w->k->temper(l->x, l->n_vocab, w->from, w->t);
+    w->warm = w->peaks_known = false;
+}
+
+/* x[id] of a whole row was `old` before. */
+static void touched(const lr_logits *l, lr_scratch *w, int32_t id, float old)
+{
+    if (l->n_cand >= 0 || !w->peaks_known) return;
+    int at = id / LR_PIECE * LR_PIECE, left = l->n_vocab - at;
+    float *peak = &w->peak[id / LR_PIECE];
+    if (l->x[id] > *peak)
+        *peak = l->x[id];
+    else if (!(old < *peak))
+        *peak = w->k->max(l->x + at, left < LR_PIECE ? left : LR_PIECE);
+}
+
+static float value(const lr_scratch *w, float x) { return w->warm ? (x - w->from) / w->t : x; }
+
+/* The places of all values >= threshold, and perhaps of some that are a little smaller. */
+static int at_least(const lr_logits *l, lr_scratch *w, float threshold)
+{
+    find_peaks(l, w);
+    float x = threshold;
+    if (w->warm) {
+        double far = (double)threshold * (double)w->t;
+        x = nextafterf((float)((double)w->from + far - 1e-6 * fabs(far)), -INFINITY);
+    }
+    return w->k->compact_peaks(l->x, l->n_vocab, w->peak, x, w->ids);
+}
+
 void lr_stage_narrow(lr_logits *l, lr_scratch *w, float threshold)
 {
-    int n = w->k->compact_above(l->x, l->n_vocab, threshold, w->ids, l->n_vocab), m = 0;
+    int n = at_least(l, w, threshold), m = 0;
     for (int i = 0; i < n; i++) {
-        float x = l->x[w->ids[i]];
-        if (x == -INFINITY || isnan(x)) continue;
+        float x = value(w, l->x[w->ids[i]]);
+        if (x == -INFINITY || !(x >= threshold)) continue;
         l->cand_id[m] = w->ids[i];
         l->cand[m++] = x;
     }
@@ -130,8 +191,10 @@ static void repeat_token(const lr_stage *s, lr_logits *l, lr_scratch *w, int32_t
 {
     if (id < 0 || id >= l->n_vocab || w->mark[id] == w->epoch) return;
     w->mark[id] = w->epoch;
-    float *x = lr_stage_slot(l, id);
-    if (x) *x = *x > 0 ? *x / s->repetition : *x * s->repetition;
+    float *x = lr_stage_slot(l, id), old = x ? *x : 0;
+    if (!x) return;
+    *x = *x > 0 ? *x / s->repetition : *x * s->repetition;
+    touched(l, w, id, old);
 }
 
 /* Repetition looks at prompt and output (arXiv:1909.05858); presence and frequency at the output only, as OpenAI's API
@@ -160,8 +223,10 @@ static void penalties(const lr_stage *s, lr_logits *l, lr_scratch *w, const lr_s
             w->count[id]++;
         }
         for (int i = 0; i < n; i++) {
-            float *x = lr_stage_slot(l, w->ids[i]);
-            if (x) *x -= s->presence + s->frequency * (float)w->count[w->ids[i]];
+            float *x = lr_stage_slot(l, w->ids[i]), old = x ? *x : 0;
+            if (!x) continue;
+            *x -= s->presence + s->frequency * (float)w->count[w->ids[i]];
+            touched(l, w, w->ids[i], old);
         }
     }
     lr_stage_changed(l, w);
@@ -170,23 +235,21 @@ static void penalties(const lr_stage *s, lr_logits *l, lr_scratch *w, const lr_s
 void lr_stage_keep_best(lr_logits *l, lr_scratch *w)
 {
     if (l->n_cand < 0) {
-        int id = w->k->argmax(l->x, l->n_vocab);
+        lr_stage_plain(l, w);
+        float best = lr_stage_best(l, w);
+        int p = 0, n = lr_pieces(l->n_vocab), id = -1;
+        while (p < n && w->peak[p] != best) p++;
+        if (p < n) {
+            int at = p * LR_PIECE, left = l->n_vocab - at;
+            id = w->k->argmax(l->x + at, left < LR_PIECE ? left : LR_PIECE);
+            if (id >= 0) id += at;
+        }
         l->cand_id[0] = id;
         l->cand[0] = id >= 0 ? l->x[id] : -INFINITY;
         l->n_cand = id >= 0;
     } else if (l->n_cand > 1) {
         l->n_cand = 1;
     }
-}
-
-bool lr_stage_keeps_best_known(const lr_stage *s)
-{
-    return s->kind == LR_STAGE_TEMPERATURE || s->kind == LR_STAGE_TOP_K || s->kind == LR_STAGE_TOP_P;
-}
-
-static float best_of_row(const lr_logits *l, const lr_scratch *w)
-{
-    return w->best_known ? w->best : w->k->max(l->x, l->n_vocab);
 }
 
 void lr_stage_temperature(float t, lr_logits *l, lr_scratch *w)
@@ -196,12 +259,17 @@ void lr_stage_temperature(float t, lr_logits *l, lr_scratch *w)
         return;
     }
     if (t == 1.0f) return;
-    float *x = l->n_cand < 0 ? l->x : l->cand;
-    int n = l->n_cand < 0 ? l->n_vocab : l->n_cand;
-    float best = l->n_cand < 0 ? best_of_row(l, w) : n > 0 ? x[0] : 0;
-    for (int i = 0; i < n; i++) x[i] = (x[i] - best) / t; /* the best becomes 0, so nothing overflows upward */
-    w->best = 0;
-    if (l->n_cand > 0) drop_infinite(l);
+    if (l->n_cand < 0) { /* the best becomes 0, so nothing overflows upward */
+        if (w->warm) lr_stage_plain(l, w);
+        w->from = lr_stage_best(l, w);
+        w->t = t;
+        w->warm = true;
+        if (!isfinite(w->from) || t < LR_GLANCE_T_MIN || t > LR_GLANCE_T_MAX) lr_stage_plain(l, w);
+        return;
+    }
+    float best = l->n_cand > 0 ? l->cand[0] : 0;
+    for (int i = 0; i < l->n_cand; i++) l->cand[i] = (l->cand[i] - best) / t;
+    drop_infinite(l);
 }
 
 /* ---- narrowing ---- */
@@ -214,12 +282,14 @@ void lr_stage_top_k(int k, lr_logits *l, lr_scratch *w)
         return;
     }
     if (k >= l->n_vocab) return;
+    if (w->warm) lr_stage_plain(l, w);
+    find_peaks(l, w);
     if (k <= LR_TOPK_MAX) {
-        l->n_cand = w->k->topk(l->x, l->n_vocab, k, l->cand_id, l->cand);
+        l->n_cand = w->k->topk_peaks(l->x, l->n_vocab, w->peak, k, l->cand_id, l->cand);
         drop_infinite(l);
         return;
     }
-    float best = w->k->max(l->x, l->n_vocab);
+    float best = lr_stage_best(l, w);
     for (float d = 4;; d *= 2) { /* the first threshold that leaves enough */
         bool all = d > 1000;
         if (!all && w->k->count_above(l->x, l->n_vocab, best - d) < k) continue;
@@ -238,22 +308,89 @@ double lr_stage_lse(const lr_logits *l, const lr_scratch *w)
     return (double)l->cand[0] + log(sum);
 }
 
+/* ---- a whole row's mass ---- */
+
+/* What the values of a dense row weigh, in units of base/mass.h. */
+static uint64_t exact_mass(const lr_logits *l, const lr_scratch *w, int at, int n, float best)
+{
+    return w->warm ? w->k->mass_warm(l->x + at, n, w->from, w->t, NULL) : w->k->mass(l->x + at, n, best);
+}
+
+/* About the same as a share of the best's, by pieces into w->sums, and how far off any of their sums may be; < 0: this
+ * can't be told. Exact masses take four times as long, and hardly ever decide anything. */
+static double glance(const lr_logits *l, lr_scratch *w, float best, double *off)
+{
+    if (l->n_vocab > LR_GLANCE_N) return -1;
+    find_peaks(l, w);
+    w->k->glance(l->x, l->n_vocab, w->peak, w->warm ? w->from : best, w->warm ? w->t : 1.0f, w->sums,
+                 lr_stage_ahead(w));
+    double all = 0;
+    for (int p = 0; p < lr_pieces(l->n_vocab); p++) all += (double)w->sums[p];
+    *off = LR_GLANCE * all;
+    return all;
+}
+
+static int32_t draw_exactly(const lr_logits *l, const lr_scratch *w, float best, double u)
+{
+    enum { PARTS = 256 };
+    uint64_t part[PARTS], all = 0, at = 0;
+    int len = (l->n_vocab + PARTS - 1) / PARTS, n = 0, p = 0, i;
+    len = (len + 15) / 16 * 16;
+    for (i = 0; i < l->n_vocab; i += len, n++) {
+        part[n] = exact_mass(l, w, i, l->n_vocab - i < len ? l->n_vocab - i : len, best);
+        all += part[n];
+    }
+    uint64_t target = lr_mass_target(u, all);
+    while (p + 1 < n && at + part[p] <= target) at += part[p++];
+    for (i = p * len; i + 1 < l->n_vocab; i++)
+        if ((at += lr_mass_units(lr_mass(value(w, l->x[i]) - best))) > target) break;
+    return i;
+}
+
+/* The token that the exact masses would give, if all that they may be gives the same; else -1. */
+static int32_t draw_at_a_glance(const lr_logits *l, lr_scratch *w, float best, double u)
+{
+    double off, all = glance(l, w, best, &off), before = 0;
+    int p = 0, n = lr_pieces(l->n_vocab);
+    if (!(all > 0)) return -1;
+    while (p < n && before + (double)w->sums[p] <= u * all) before += (double)w->sums[p++];
+    if (p == n) return -1;
+    /* what the number falls on lies so far behind the piece's beginning, give or take 2 off */
+    double least = (u * all - before - 2 * off) * (double)LR_MASS_ONE - 2, at = 0;
+    double most = (u * all - before + 2 * off) * (double)LR_MASS_ONE + 2;
+    if (least < 0) return -1;
+    int end = l->n_vocab - p * LR_PIECE < LR_PIECE ? l->n_vocab : (p + 1) * LR_PIECE;
+    for (int i = p * LR_PIECE; i < end; i++) {
+        double next = at + (double)lr_mass_units(lr_mass(value(w, l->x[i]) - best));
+        if (next > least) return next > most ? i : -1;
+        at = next;
+    }
+    return -1;
+}
+
+int32_t lr_stage_draw_dense(const lr_logits *l, lr_scratch *w, double u)
+{
+    float best = lr_stage_best(l, w);
+    int32_t id = draw_at_a_glance(l, w, best, u);
+    return id >= 0 ? id : draw_exactly(l, w, best, u);
+}
+
 /* Makes a list of the tokens that surely hold the probability p of the best, and not many more: sorting them is what
  * takes time. Those within d of the best are taken, d growing until they reach p, and then cut in thin slices; a slice
  * holds at least what its mean says of each of its tokens, as exp is convex. */
 static void narrow_to_mass(double p, double lse, lr_logits *l, lr_scratch *w)
 {
     enum { A_UNIT = 64, FAR = 96 };
-    double below[A_UNIT * FAR], margin = 1e-6; /* what masses may be off */
+    double below[A_UNIT * FAR], margin = 4 * LR_GLANCE; /* what masses may be off */
     int count[A_UNIT * FAR];
-    float best = best_of_row(l, w);
+    float best = lr_stage_best(l, w);
     for (int d = 3; d <= FAR; d *= 2) {
-        int slices = A_UNIT * d, k = 0, n = w->k->compact_above(l->x, l->n_vocab, best - (float)d, w->ids, l->n_vocab);
+        int slices = A_UNIT * d, k = 0, n = at_least(l, w, best - (float)d);
         double sum = 0;
         memset(below, 0, (size_t)slices * sizeof *below);
         memset(count, 0, (size_t)slices * sizeof *count);
         for (int i = 0; i < n; i++) {
-            float y = best - l->x[w->ids[i]], at = y * A_UNIT;
+            float y = best - value(w, l->x[w->ids[i]]), at = y * A_UNIT;
             int slice = at >= 0 && at < (float)slices ? (int)at : slices - 1;
             below[slice] += (double)y;
             count[slice]++;
@@ -267,6 +404,17 @@ static void narrow_to_mass(double p, double lse, lr_logits *l, lr_scratch *w)
     lr_stage_narrow(l, w, -INFINITY);
 }
 
+/* A whole row, by exact masses. */
+static void top_p_exactly(float p, float best, uint64_t all, lr_logits *l, lr_scratch *w)
+{
+    uint64_t need = lr_mass_share(p, all), sum = 0;
+    if (l->n_cand < 0) narrow_to_mass((double)p, lr_row_log_of_mass(best, all), l, w);
+    for (int i = 0; i < l->n_cand; i++) {
+        sum += lr_mass_units(lr_mass(l->cand[i] - best));
+        if (sum >= need) l->n_cand = i + 1;
+    }
+}
+
 /* Nucleus sampling, arXiv:1904.09751: the fewest best tokens whose probabilities reach p. */
 static void top_p(float p, lr_logits *l, lr_scratch *w)
 {
@@ -275,14 +423,28 @@ static void top_p(float p, lr_logits *l, lr_scratch *w)
         lr_stage_keep_best(l, w);
         return;
     }
-    float best = l->n_cand < 0 ? best_of_row(l, w) : l->n_cand > 0 ? l->cand[0] : 0;
+    float best = l->n_cand < 0 ? lr_stage_best(l, w) : l->n_cand > 0 ? l->cand[0] : 0;
     if (isinf(best)) return;
-    uint64_t all = l->n_cand < 0 ? w->k->mass(l->x, l->n_vocab, best) : w->k->mass(l->cand, l->n_cand, best), sum = 0;
-    uint64_t need = lr_mass_share(p, all);
-    if (l->n_cand < 0) narrow_to_mass((double)p, lr_row_log_of_mass(best, all), l, w);
+    if (l->n_cand >= 0) {
+        top_p_exactly(p, best, w->k->mass(l->cand, l->n_cand, best), l, w);
+        return;
+    }
+    double off, about = glance(l, w, best, &off), sum = 0;
+    if (!(about > 0)) {
+        top_p_exactly(p, best, exact_mass(l, w, 0, l->n_vocab, best), l, w);
+        return;
+    }
+    narrow_to_mass((double)p, (double)best + log(about), l, w);
+    double least = (double)p * (about - off) * (double)LR_MASS_ONE - 2;
+    double most = (double)p * (about + off) * (double)LR_MASS_ONE + 2;
     for (int i = 0; i < l->n_cand; i++) {
-        sum += lr_mass_units(lr_mass(l->cand[i] - best));
-        if (sum >= need) l->n_cand = i + 1;
+        sum += (double)lr_mass_units(lr_mass(l->cand[i] - best));
+        if (sum < least) continue;
+        if (sum >= most)
+            l->n_cand = i + 1;
+        else
+            top_p_exactly(p, best, exact_mass(l, w, 0, l->n_vocab, best), l, w);
+        return;
     }
 }
 
@@ -292,7 +454,7 @@ static void min_p(float p, lr_logits *l, lr_scratch *w)
     if (!(p > 0)) return;
     float d = logf(p < 1 ? p : 1);
     if (l->n_cand < 0) {
-        lr_stage_narrow(l, w, w->k->max(l->x, l->n_vocab) + d);
+        lr_stage_narrow(l, w, lr_stage_best(l, w) + d);
         return;
     }
     int n = 0;
@@ -380,8 +542,10 @@ static void allow(const lr_stage *s, lr_logits *l, lr_scratch *w)
 static void ban(const lr_stage *s, lr_logits *l, lr_scratch *w)
 {
     for (size_t i = 0; i < s->n_ids; i++) {
-        float *x = lr_stage_slot(l, s->ids[i]);
-        if (x) *x = -INFINITY;
+        float *x = lr_stage_slot(l, s->ids[i]), old = x ? *x : 0;
+        if (!x) continue;
+        *x = -INFINITY;
+        touched(l, w, s->ids[i], old);
     }
     lr_stage_changed(l, w);
 }
@@ -389,14 +553,16 @@ static void ban(const lr_stage *s, lr_logits *l, lr_scratch *w)
 static void bias(const lr_stage *s, lr_logits *l, lr_scratch *w)
 {
     for (size_t i = 0; i < s->n_ids; i++) {
-        float *x = lr_stage_slot(l, s->ids[i]);
-        if (x) *x += s->values[i];
+        float *x = lr_stage_slot(l, s->ids[i]), old = x ? *x : 0;
+        if (!x) continue;
+        *x += s->values[i];
+        touched(l, w, s->ids[i], old);
     }
     lr_stage_changed(l, w);
 }
 
-int lr_stage_run(const lr_stage *s, const lr_stage_state *state, lr_logits *l, lr_scratch *w, const lr_sample_ctx *ctx,
-                 lr_error *err)
+static int run(const lr_stage *s, const lr_stage_state *state, lr_logits *l, lr_scratch *w, const lr_sample_ctx *ctx,
+               lr_error *err)
 {
     switch (s->kind) {
     case LR_STAGE_LOGIT_BIAS:
@@ -442,4 +608,29 @@ int lr_stage_run(const lr_stage *s, const lr_stage_state *state, lr_logits *l, l
         lr_stage_run_more(s, state, l, w, ctx);
     }
     return 0;
+}
+
+/* Stages that take a row as it is, whatever the temperature, and do not write to it. */
+static bool only_reads(const lr_stage *s)
+{
+    return s->kind == LR_STAGE_TEMPERATURE || s->kind == LR_STAGE_TOP_K || s->kind == LR_STAGE_TOP_P ||
+           s->kind == LR_STAGE_MIN_P;
+}
+
+/* Stages that keep the peaks as they change single values. */
+static bool keeps_peaks(const lr_stage *s)
+{
+    return s->kind == LR_STAGE_LOGIT_BIAS || s->kind == LR_STAGE_PENALTIES || s->kind == LR_STAGE_ALLOW ||
+           s->kind == LR_STAGE_BAN || s->kind == LR_STAGE_MIN_TOKENS;
+}
+
+int lr_stage_run(const lr_stage *s, const lr_stage_state *state, lr_logits *l, lr_scratch *w, const lr_sample_ctx *ctx,
+                 lr_error *err)
+{
+    bool keeps = only_reads(s) || keeps_peaks(s);
+    if (!only_reads(s)) lr_stage_plain(l, w);
+    if (!keeps) w->peaks_known = false;
+    int rc = run(s, state, l, w, ctx, err);
+    if (!keeps) w->peaks_known = false;
+    return rc;
 }

@@ -19,11 +19,16 @@ local forms = {
     { name = "temperature, top-k", options = { temperature = 0.8, top_k = 40 } },
     { name = "temperature, top-p", options = { temperature = 0.8, top_p = 0.95 } },
     { name = "temperature only", options = { temperature = 1 } },
+    { name = "min-p", options = { temperature = 1, min_p = 0.05 } },
+    { name = "temperature, top-p, log-probabilities of 5", options = { temperature = 0.8, top_p = 0.95,
+        logprobs = 5 } },
     { name = "penalties, top-k, top-p, min-p", options = { temperature = 0.8, top_k = 40, top_p = 0.95, min_p = 0.05,
         repetition_penalty = 1.1, presence_penalty = 0.2, frequency_penalty = 0.2 } },
-    { name = "the same, JSON schema, stop strings", options = { temperature = 0.8, top_k = 40, top_p = 0.95,
-        min_p = 0.05, repetition_penalty = 1.1, presence_penalty = 0.2, frequency_penalty = 0.2, json = schema,
-        stop = { "@@" } } },
+    { name = "JSON schema, greedy", options = { temperature = 0, json = schema } },
+    { name = "JSON schema, temperature, top-p", options = { temperature = 0.8, top_p = 0.95, json = schema } },
+    { name = "penalties, top-k, top-p, min-p, JSON schema, stop strings", options = { temperature = 0.8, top_k = 40,
+        top_p = 0.95, min_p = 0.05, repetition_penalty = 1.1, presence_penalty = 0.2, frequency_penalty = 0.2,
+        json = schema, stop = { "@@" } } },
 }
 
 local list = {}
@@ -49,8 +54,8 @@ local function once(options, length)
     return spent "results", spent "step", after.steps - before.steps
 end
 
-once(forms[1].options, 4) -- warm
 for _, f in ipairs(forms) do
+    once(f.options, 6) -- warm: what a process makes once, as the masks of a schema's strings
     local results, steps, n = once(f.options, tokens)
     print(('{"bench":"results_cost","model":"%s","form":"%s","batch":%d,"step_ms":%.2f,"results_ms":%.3f,'
         .. '"share_percent":%.2f}')

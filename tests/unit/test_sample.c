@@ -6,6 +6,7 @@
 #include <cmocka.h>
 #include <math.h>
 #include <string.h>
+#include "base/mass.h"
 #include "base/mem.h"
 #include "sample/sample.h"
 
@@ -294,6 +295,118 @@ static void a_draw_allocates_nothing_and_copies_agree(void **state)
     lr_sampler_free(t);
 }
 
+/* The token by exact masses of all, as base/mass.h defines a draw: by ascending id, or of the fewest best that reach p
+ * (by descending value, then ascending id). */
+static int32_t reference_draw(const float *x, int n, float t, float p, double u)
+{
+    static float y[2500];
+    static int32_t order[2500];
+    float best = -INFINITY;
+    uint64_t all = 0, sum = 0;
+    int m = n;
+    for (int i = 0; i < n; i++) best = x[i] > best ? x[i] : best;
+    for (int i = 0; i < n; i++) {
+        y[i] = t == 1.0f ? x[i] : (x[i] - best) / t;
+        order[i] = i;
+    }
+    if (t != 1.0f) best = 0;
+    for (int i = 0; i < n; i++) all += lr_mass_units(lr_mass(y[i] - best));
+    if (p < 1) {
+        uint64_t need = lr_mass_share(p, all);
+        for (m = 0; sum < need; m++) { /* selection: few are taken */
+            int at = m;
+            for (int i = m; i < n; i++) {
+                int32_t a = order[i], b = order[at];
+                if (y[a] > y[b] || (y[a] == y[b] && a < b)) at = i;
+            }
+            int32_t id = order[at];
+            order[at] = order[m];
+            order[m] = id;
+            sum += lr_mass_units(lr_mass(y[id] - best));
+        }
+        all = sum;
+    }
+    uint64_t target = lr_mass_target(u, all), seen = 0;
+    int i = 0;
+    while (i + 1 < m && (seen += lr_mass_units(lr_mass(y[order[i]] - best))) <= target) i++;
+    return order[i];
+}
+
+/* What is known of a row at a glance never decides differently than all of it. */
+static void a_glance_draws_what_exact_masses_do(void **state)
+{
+    (void)state;
+    enum { N = 2500 };
+    static float x[N], y[N];
+    static const float ts[] = {1, 0.7f, 1.9f, 0.05f, 0.004f}, ps[] = {1, 0.95f, 0.5f, 0.999f};
+    uint32_t r = 7;
+    for (int kind = 0; kind < 4; kind++) {
+        for (int i = 0; i < N; i++) {
+            r = r * 1664525u + 1013904223u;
+            float f = (float)(r >> 8) / 16777216.0f;
+            x[i] = kind == 0 ? f * 9 : kind == 1 ? f * f * f * 30 : kind == 2 ? (float)(r >> 29) : 2.5f - f * 1e-3f;
+            if (r >> 24 == 1) x[i] = -INFINITY;
+        }
+        for (int c = 0; c < 20; c++) {
+            float t = ts[c % 5], p = ps[c / 5];
+            lr_stage st[] = {{.kind = LR_STAGE_TEMPERATURE, .a = t}, {.kind = LR_STAGE_TOP_P, .a = p}};
+            lr_sampler *s;
+            assert_int_equal(lr_sampler_new(&s, st, 2, 11, N, &err), 0);
+            for (uint64_t at = 0; at < (p < 1 && kind != 1 ? 4 : 60); at++) {
+                lr_sample_ctx ctx = {.seed = 11, .position = at};
+                int32_t id;
+                float logprob;
+                lr_top top;
+                memcpy(y, x, sizeof x);
+                assert_int_equal(lr_sampler_draw(s, y, NULL, &ctx, (int)(at % 3) - 1, &id, &logprob, &top, &err), 0);
+                int32_t want = reference_draw(x, N, t, p, lr_sample_uniform(11, at, 0));
+                if (id != want)
+                    fail_msg("kind %d t %g p %g at %d: %d, expected %d", kind, (double)t, (double)p, (int)at, id, want);
+                if (at % 3) assert_true(logprob <= 0 && logprob > x[id] - 40);
+            }
+            lr_sampler_free(s);
+        }
+    }
+}
+
+/* Biases, bans and penalties change what is known of a row's pieces as they change the row. */
+static void edits_are_seen_in_every_piece(void **state)
+{
+    (void)state;
+    enum { N = 1000 };
+    static float x[N];
+    for (int c = 0; c < 200; c++) {
+        int32_t ban[40], up[2] = {c * 5 % N, (c * 7 + 3) % N}, id, best = -1;
+        float by[2] = {0.2f, -3}, y[N], logprob;
+        for (int i = 0; i < N; i++) x[i] = (float)((i * 37 + c * 11) % N) / N;
+        for (int i = 0; i < 40; i++) ban[i] = (i * i + c * 13) % N;
+        lr_stage st[] = {{.kind = LR_STAGE_LOGIT_BIAS, .ids = up, .values = by, .n_ids = 2},
+                         {.kind = LR_STAGE_BAN, .ids = ban, .n_ids = 40},
+                         {.kind = LR_STAGE_PENALTIES, .repetition = 1, .presence = 0.5f},
+                         {.kind = LR_STAGE_TEMPERATURE, .a = c % 2 ? 0 : 1e-4f}};
+        int32_t before[3] = {(999 - c * 11 % N) * 973 % N, 7, 8}; /* 37 * 973 = 1 modulo 1000 */
+        lr_sample_ctx ctx = {.seed = 3, .position = 9, .generated = before, .n_generated = 3};
+        memcpy(y, x, sizeof x);
+        y[up[0]] += by[0];
+        y[up[1]] += by[1];
+        for (int i = 0; i < 40; i++) y[ban[i]] = -INFINITY;
+        for (int i = 0; i < 3; i++) y[before[i]] -= 0.5f;
+        for (int i = 0; i < N; i++) best = best < 0 || y[i] > y[best] ? i : best;
+        lr_sampler *s;
+        float raw[N];
+        lr_top top[2];
+        memcpy(raw, x, sizeof x);
+        assert_int_equal(lr_sampler_new(&s, st, 4, 3, N, &err), 0);
+        assert_int_equal(lr_sampler_draw(s, raw, NULL, &ctx, 2, &id, &logprob, top, &err), 0);
+        assert_int_equal(id, best);
+        double sum = 0;
+        for (int i = 0; i < N; i++) sum += exp((double)x[i]);
+        assert_true(fabs((double)logprob - ((double)x[id] - log(sum))) < 1e-5); /* of the row as it came */
+        assert_true(top[0].id == before[0] && fabsf(x[top[0].id] - 0.999f) < 1e-6f);
+        lr_sampler_free(s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -309,6 +422,8 @@ int main(void)
         cmocka_unit_test(callbacks_change_the_row),
         cmocka_unit_test(bad_input_is_refused),
         cmocka_unit_test(a_draw_allocates_nothing_and_copies_agree),
+        cmocka_unit_test(a_glance_draws_what_exact_masses_do),
+        cmocka_unit_test(edits_are_seen_in_every_piece),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

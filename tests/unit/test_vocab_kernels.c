@@ -215,6 +215,79 @@ static void test_mask(void **state)
     }
 }
 
+/* Peaks, and what goes by them, against the kernels that look at everything; also with a mask. */
+static void test_pieces(void **state)
+{
+    static uint32_t m[N / 32 + 1];
+    static float y[N + 1], peak[N / LR_PIECE + 2], vals[LR_TOPK_MAX], want[LR_TOPK_MAX];
+    for (int c = 0; c < 14 * N_KINDS * 2; c++) {
+        int n = lengths[c % 14], kind = c / 14 % N_KINDS, masked = c / 14 / N_KINDS;
+        fill(n, kind);
+        for (int i = 0; i < n / 32 + 1; i++) m[i] = i % 5 ? UINT32_MAX : i % 3 ? bits() ^ bits() << 16 : 0;
+        for (int t = 0; t < n_tables; t++) {
+            const lr_cpu_kernels *k = &tables[t];
+            memcpy(y, x, ((size_t)n + 1) * sizeof *x);
+            if (masked) tables[0].mask(y, m, n);
+            float raw = tables[0].max(x, n);
+            peak[lr_pieces(n)] = 7;
+            if (masked) memcpy(sorted, x, ((size_t)n) * sizeof *x); /* the row is written to */
+            assert_true(k->peaks(x, masked ? m : NULL, n, peak) == raw);
+            assert_memory_equal(x, y, ((size_t)n + 1) * sizeof *x);
+            assert_true(peak[lr_pieces(n)] == 7);
+            for (int p = 0; p < lr_pieces(n); p++) {
+                int at = p * LR_PIECE;
+                assert_true(peak[p] == tables[0].max(x + at, n - at < LR_PIECE ? n - at : LR_PIECE));
+            }
+            for (int q = 1; q <= 500; q += 13) {
+                int got = k->topk_peaks(x, n, peak, q, ids, vals);
+                assert_int_equal(got, tables[0].topk(x, n, q, sorted + N / 2, want));
+                assert_memory_equal(ids, sorted + N / 2, (size_t)got * sizeof *ids);
+                assert_memory_equal(vals, want, (size_t)got * sizeof *vals);
+                if (n > 100000) q += 100;
+            }
+            for (float h = -3; h < 4; h += 1.5f) {
+                int got = k->compact_peaks(x, n, peak, h, ids);
+                assert_int_equal(got, tables[0].compact_above(x, n, h, sorted + N / 2, N / 2));
+                if (got <= N / 2) assert_memory_equal(ids, sorted + N / 2, (size_t)got * sizeof *ids);
+            }
+            if (masked) memcpy(x, sorted, ((size_t)n) * sizeof *x);
+        }
+    }
+}
+
+/* What a temperature does to a row, and masses at it: the same bits in all tables; a glance is as near as it says. */
+static void test_warm(void **state)
+{
+    static const float ts[] = {LR_GLANCE_T_MIN, 0.3f, 0.8f, 1, 1.7f, LR_GLANCE_T_MAX};
+    static float y[N + 1], z[N + 1], peak[N / LR_PIECE + 1], sums[N / LR_PIECE + 1];
+    for (int c = 0; c < 14 * N_KINDS * 6; c++) {
+        int n = lengths[c % 14], kind = c / 14 % N_KINDS;
+        float t = ts[c / 14 / N_KINDS], best;
+        fill(n, kind);
+        best = tables[0].peaks(x, NULL, n, peak);
+        if (isinf(best)) continue;
+        memcpy(y, x, ((size_t)n + 1) * sizeof *x);
+        tables[0].temper(y, n, best, t);
+        uint64_t want = tables[0].mass(y, n, 0);
+        for (int k = 0; k < n_tables; k++) {
+            memcpy(z, x, ((size_t)n + 1) * sizeof *x);
+            tables[k].temper(z, n, best, t);
+            for (int i = 0; i <= n; i++) assert_true(z[i] == y[i] || (isnan(z[i]) && isnan(y[i])));
+            assert_true(tables[k].mass_warm(x, n, best, t, k ? x : NULL) == want);
+            tables[k].glance(x, n, peak, best, t, sums, k ? x : NULL);
+            double about = 0, exact = 0;
+            for (int p = 0; p < lr_pieces(n); p++) { /* all sums from the beginning on */
+                int at = p * LR_PIECE, len = n - at < LR_PIECE ? n - at : LR_PIECE;
+                about += (double)sums[p];
+                exact += (double)tables[0].mass(y + at, len, 0) * 0x1p-40;
+                if (!(fabs(about - exact) <= LR_GLANCE * (double)want * 0x1p-40))
+                    fail_msg("%s: glance n %d kind %d t %g piece %d: %.12g, exactly %.12g of %.12g", tables[k].name, n,
+                             kind, (double)t, p, about, exact, (double)want * 0x1p-40);
+            }
+        }
+    }
+}
+
 int main(void)
 {
     static lr_cpu_kernels all[3] = {{.name = "scalar"}};
@@ -237,7 +310,8 @@ int main(void)
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_max),   cmocka_unit_test(test_mass), cmocka_unit_test(test_topk),
-        cmocka_unit_test(test_above), cmocka_unit_test(test_mask),
+        cmocka_unit_test(test_above), cmocka_unit_test(test_mask), cmocka_unit_test(test_pieces),
+        cmocka_unit_test(test_warm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
