@@ -10,7 +10,8 @@ local json = require "llmrun.json"
 
 local f <close> = assert(io.open((arg[0]:gsub("%.lua$", ".json")), "rb"))
 local config = assert(json.decode(f:read "a"))
-local model <close> = llm.load(arg[1], { threads = tonumber(arg[2]), ctx = 4096, max_seqs = 32 })
+local model <close> = llm.load(arg[1], { threads = tonumber(arg[2]), ctx = 4096, max_seqs = 32,
+    kv = { type = "bf16" } }) -- attention on tiles where the CPU has AMX
 local runs, first = tonumber(arg[3]), tonumber(arg[4])
 
 local usage
