@@ -126,17 +126,23 @@ function M.params(what)
     return known
 end
 
+local function parse(text)
+    local what, opts = params.parse(text)
+    local policy = what and opts and find(what) or nil
+    if what and opts and not M.params(policy or what) then
+        for k, v in pairs(opts) do
+            if type(v) == "string" then opts[k] = tonumber(v) or v == "true" or (v ~= "false" and v) end
+        end
+    end
+    return what, opts, policy
+end
+
 --- A command line's "mlfq:quantum=128,levels=4" as a name or file and its options (nil: none), or nil and what is
 --- wrong. Where the policy does not declare its options, what looks like a number, true or false is one.
 ---@param text string
 ---@return string? what, table? options
 function M.parse(text)
-    local what, opts = params.parse(text)
-    if what and opts and not M.params(what) then
-        for k, v in pairs(opts) do
-            if type(v) == "string" then opts[k] = tonumber(v) or v == "true" or (v ~= "false" and v) end
-        end
-    end
+    local what, opts = parse(text)
     return what, opts
 end
 
@@ -197,7 +203,8 @@ end
 ---@param what table|function|string|nil
 ---@param opts? table what a function that makes the policy gets
 ---@param limits? table see M.limits; steady = false: it is asked at every step, whatever it says
-function M.use(engine, what, opts, limits)
+---@param ready? table of M.prepare: it is not read and made again
+function M.use(engine, what, opts, limits, ready)
     limits = limits or {}
     options.check("policy", limits, {
         seconds = "number", memory = "integer", failures = "integer", steady = "boolean",
@@ -207,7 +214,8 @@ function M.use(engine, what, opts, limits)
         if not ok then return nil, err, code end
         return { name = "default", errors = {} }
     end
-    local policy, found = M.load(what, opts)
+    local policy, found
+    if ready then policy, found = ready.policy, ready.found else policy, found = M.load(what, opts) end
     if not policy then return nil, found, "invalid" end
     local status = { name = name_of(policy, what), policy = policy, errors = {} }
     status.failures = limits.failures or M.limits.failures
@@ -229,6 +237,18 @@ Watch.__index = Watch
 local function version(path)
     local kind, size, changed = core.stat(path)
     return kind and ("%d %.9f"):format(size, changed)
+end
+
+--- A command line's policy (see parse), read and made before there is an engine for it: { name (or file), options,
+--- policy, found, version }, for one M.use or M.watch, later. Or nil and a text.
+---@param text string
+function M.prepare(text)
+    local what, opts, policy = parse(text)
+    if not what then return nil, opts end
+    local before = version(what)
+    local made, found = M.load(policy or what, opts)
+    if not made then return nil, found end
+    return { name = what, options = opts, policy = made, found = found, version = before }
 end
 
 --- Looks whether the file has changed, and if so puts what it holds in charge. A file that does not load changes
@@ -268,12 +288,12 @@ function Watch:step() end
 --- once a second by a server that has nothing to do). Or nil, text, code.
 ---@param engine any
 ---@param path string
----@param opts? { every?: number, options?: table, limits?: table }
+---@param opts? { every?: number, options?: table, limits?: table, ready?: table }
 function M.watch(engine, path, opts)
-    options.check("policy", opts, { every = "number", options = "table", limits = "table" }, 2)
+    options.check("policy", opts, { every = "number", options = "table", limits = "table", ready = "table" }, 2)
     opts = opts or {}
-    local before = version(path)
-    local status, err, code = M.use(engine, path, opts.options, opts.limits)
+    local before = opts.ready and opts.ready.version or version(path)
+    local status, err, code = M.use(engine, path, opts.options, opts.limits, opts.ready)
     if not status then return nil, err, code end
     local watch = setmetatable({
         engine = engine, path = path, opts = opts.options, limits = opts.limits, status = status, version = before,

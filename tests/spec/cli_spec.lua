@@ -221,6 +221,18 @@ describe("llmrun COMMAND on a model #model", function()
         other:close()
     end)
 
+    it("serve reads a policy's file once", function()
+        with_script("io.stderr:write('(read)\\n') return { schedule = function(_, step) step:serve() end }",
+            function(path)
+                local log = os.tmpname()
+                local out = sh("$L serve --port 0 --no-attach --max-model-len 64 --policy " .. path .. " 2> " .. log .. " & p=$!; "
+                    .. wait_until("grep -q serving " .. log) .. "kill $p; wait $p; cat " .. log)
+                os.remove(log)
+                assert.matches("^%(read%)\nllmrun: serving", out)
+                assert.is_nil(out:match "%(read%).*%(read%)")
+            end)
+    end)
+
     it("run reports what is wrong, without a traceback", function()
         for command, text in pairs {
             ["$L run"] = "llmrun run: no prompt; give one with %-p",

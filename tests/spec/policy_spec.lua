@@ -651,6 +651,42 @@ describe("watch", function()
         assert.matches("policy 'seven' is read again", lines[3])
     end)
 
+    it("takes a file that was read before there was an engine, and what has changed since", function()
+        for _, flag in ipairs { "", ":n=3" } do -- with options it is asked for its parameters first
+            local count = { n = 0 }
+            package.loaded["spec.count"] = count
+            local head = "local c = require 'spec.count'; c.n = c.n + 1; "
+            local text = head .. "return { name = 'three', token = function(_, r) "
+                .. "return r.generated_tokens == 3 end }"
+            local made = head .. "return { params = { n = { 1 } }, make = function(o) "
+                .. "return { name = 'n', token = function(_, r) return r.generated_tokens == o.n end } end }"
+            write(flag == "" and text or made)
+            local ready = assert(policy.prepare(path .. flag))
+            local l = lab()
+            local watch <close> = l.model:watch(path, { every = 0, options = ready.options, ready = ready })
+            assert.equal(1, count.n)
+            local s <close> = l.model:session()
+            s:append "abc"
+            assert.equal(3, #s:gen { max_tokens = 9, ignore_eos = true }.tokens)
+            assert.equal(1, count.n)
+            watch:stop()
+            ready = assert(policy.prepare(path .. flag))
+            write "return { name = 'later', token = function(_, r) return r.generated_tokens == 5 end }"
+            local l2 = lab()
+            local lines = logged(function()
+                local again <close> = l2.model:watch(path, { every = 0, ready = ready }) -- luacheck: ignore 211
+                local s2 <close> = l2.model:session()
+                s2:append "abc"
+                assert.equal(5, #s2:gen { max_tokens = 9, ignore_eos = true }.tokens)
+            end)
+            assert.matches("policy 'later' is read again", lines[1])
+        end
+        package.loaded["spec.count"] = nil
+        assert.matches("cannot open", select(2, policy.prepare "/no/such.lua"))
+        assert.matches("no policy 'fare'", select(2, policy.prepare "fare"))
+        assert.is_nil((policy.prepare "fair:=3"))
+    end)
+
     it("loses no request and no KV", function()
         local l = lab()
         write "return { schedule = function(_, step) step:serve() end }"

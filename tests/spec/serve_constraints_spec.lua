@@ -190,6 +190,31 @@ describe("tool_choice (B44)", function()
         end
     end)
 
+    it("allowed_tools: one of those, as if there were no others", function()
+        local t <close> = serving()
+        local rain = { tools[1]["function"].name == "get_rain" and tools[1] or tools[2] }
+        local of_rain = { { type = "function", ["function"] = { name = "get_rain" } } }
+        local function allowed(mode, list)
+            return chat { tools = tools, temperature = 2, tool_choice = { type = "allowed_tools",
+                allowed_tools = { mode = mode, tools = list } } }
+        end
+        for seed = 1, 4 do
+            local r = t.ok(CHAT, S.with(allowed("required", of_rain), { seed = seed }))
+            assert.equal("get_rain", r.choices[1].message.tool_calls[1]["function"].name)
+        end
+        local auto = t.ok(CHAT, S.with(allowed("auto", of_rain), { max_tokens = 1 }))
+        assert.equal(t.ok(CHAT, chat { tools = rain, max_tokens = 1 }).usage.prompt_tokens, auto.usage.prompt_tokens)
+        t.ok("/v1/responses", { input = "x", max_output_tokens = 1, tools = { { type = "function", name = "f" } },
+            tool_choice = { type = "allowed_tools", mode = "auto", tools = { { type = "function", name = "f" } } } })
+        local where = "tool_choice.allowed_tools."
+        t.refused(CHAT, allowed("none", of_rain), where .. "mode")
+        t.refused(CHAT, allowed(nil, of_rain), where .. "mode")
+        t.refused(CHAT, allowed("auto", json.array()), where .. "tools")
+        t.refused(CHAT, allowed("auto", { { type = "function", ["function"] = { name = "x" } } }), where .. "tools[0]")
+        t.refused(CHAT, allowed("auto", { 5 }), where .. "tools[0]")
+        t.refused(CHAT, allowed("auto", { json.object() }), where .. "tools[0].name")
+    end)
+
     it("none: no call, and no word of the tools in the prompt", function()
         local t <close> = serving()
         local plain = t.ok(CHAT, chat { max_tokens = 4 })

@@ -44,6 +44,31 @@ describe("a chat completion", function()
         for i = 1, #events - 1 do assert.is_nil(events[i].usage) end
     end)
 
+    it("says the usage so far with every part of a stream, if that is wanted", function()
+        local t <close> = serving(S.teller { "Hello", " world", "!" })
+        local always = { stream = true, stream_options = { include_usage = true, continuous_usage_stats = true } }
+        for route, body in pairs { [CHAT] = { messages = messages(), n = 2 }, [COMPLETE] = { prompt = "x", n = 2 } } do
+            local events, last, ends = t.ok(route, with(body, always)), {}, 0
+            local final = events[#events - 1].usage
+            for i = 1, #events - 2 do
+                local c, u = events[i].choices[1], events[i].usage
+                assert.equal(final.prompt_tokens, u.prompt_tokens)
+                assert.equal(u.prompt_tokens + u.completion_tokens, u.total_tokens)
+                assert.is_true(u.completion_tokens >= (last[c.index] or 0))
+                last[c.index] = u.completion_tokens
+                if c.finish_reason ~= json.null then
+                    assert.equal(final.completion_tokens, 2 * u.completion_tokens)
+                    ends = ends + 1
+                end
+            end
+            assert.equal(2, ends)
+            assert.same({}, events[#events - 1].choices)
+            -- without include_usage there is none
+            events = t.ok(route, with(body, { stream = true, stream_options = { continuous_usage_stats = true } }))
+            for i = 1, #events - 1 do assert.is_nil(events[i].usage) end
+        end
+    end)
+
     it("never shows half a character", function()
         local t <close> = serving(S.teller { "a", "\xf0\x9f", "\x98\x80", "\xe2\x9d", "\xa4", "\xef\xb8\x8fb" })
         local want = "a\u{1F600}\u{2764}\u{FE0F}b"
@@ -500,8 +525,33 @@ describe("fields at their edges", function()
         end
         t.refused(CHAT, chat { stream_options = { include_usage = true } }, "stream_options")
         t.refused(CHAT, chat { stream = true, stream_options = { include_usage = 1 } }, "stream_options.include_usage")
+        t.refused(CHAT, chat { stream = true, stream_options = { continuous_usage_stats = 1 } },
+            "stream_options.continuous_usage_stats")
         t.refused(CHAT, chat { min_tokens = 5, max_tokens = 3 }, "min_tokens")
         t.ok(CHAT, chat { no_such_field = { 1, 2 } })
+        -- what would be missed is not passed over
+        for name, v in pairs { bad_words = { "x" }, logits_processors = { "x" }, prompt_logprobs = 1,
+            use_beam_search = true, web_search_options = json.object(), echo = true } do
+            local e = t.refused(CHAT, chat { [name] = v }, name)
+            assert.equal("unsupported_parameter", e.code)
+        end
+        t.ok(CHAT, chat { bad_words = json.array(), prompt_logprobs = json.null, use_beam_search = false, echo = false })
+        t.refused(CHAT, chat { metadata = 5 }, "metadata")
+        for _, v in ipairs { 0, -2, 1.5, "x" } do
+            t.refused(CHAT, chat { truncate_prompt_tokens = v }, "truncate_prompt_tokens")
+        end
+    end)
+
+    it("prompts that are cut to their end", function()
+        local r = t.ok(COMPLETE, { prompt = "abcdef", truncate_prompt_tokens = 2, max_tokens = 1, echo = true })
+        assert.equal(2, r.usage.prompt_tokens)
+        assert.equal("ef", r.choices[1].text:sub(1, 2))
+        assert.equal(6, t.ok(COMPLETE, { prompt = "abcdef", truncate_prompt_tokens = 9, max_tokens = 1 })
+            .usage.prompt_tokens)
+        assert.equal(3, t.ok(CHAT, chat { truncate_prompt_tokens = 3, max_tokens = 1 }).usage.prompt_tokens)
+        t.refused(COMPLETE, { prompt = ("x"):rep(20000) }, "prompt")
+        t.ok(COMPLETE, { prompt = ("x"):rep(20000), truncate_prompt_tokens = -1, max_tokens = 1 })
+        assert.equal("x", t.ok(COMPLETE, { prompt = "x", suffix = "", echo = true, max_tokens = 0 }).choices[1].text)
     end)
 
     it("model", function()

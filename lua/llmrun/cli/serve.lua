@@ -172,20 +172,24 @@ local function api_keys(o)
 end
 
 --- What would fail once the models are loaded, which may take minutes, fails now: an address that is not to be had, a
---- policy that does not load.
+--- policy that does not load. Returns the policy (policy.prepare).
 local function look_ahead(o)
     local listener, why = core.http_new { host = o.host, port = o.port }
     if not listener then args.fail(why) end
     listener:close()
-    if not o.policy or o.policy == "default" then return end
-    local policy, err = require("llmrun.policy").load(common.policy_of(o.policy))
+    if not o.policy or o.policy == "default" then return nil end
+    local policy, err = require("llmrun.policy").prepare(o.policy)
     if not policy then args.fail(("--policy %s: %s"):format(o.policy, err)) end
+    return policy
 end
 
-local function use_policy(model, what)
-    if not what then return end
-    local name, own = common.policy_of(what)
-    if name:find("[/.]") then return common.guard(model.watch, model, name, { options = own }) end
+--- Each model has a policy of its own; the first one's has been read already.
+local function use_policy(model, policy, first)
+    if not policy then return end
+    local name, own = policy.name, policy.options
+    if name:find("[/.]") then
+        return common.guard(model.watch, model, name, { options = own, ready = first and policy or nil })
+    end
     common.guard(model.use, model, name, own)
 end
 
@@ -218,13 +222,13 @@ end
 function M.run(o)
     common.record(o)
     local scripts = scripts_of(o)
-    look_ahead(o)
+    local policy = look_ahead(o)
     local routes = M.load_routes(o.routes)
     local list, aliases = load_models(o)
     local models, names = {}, {}
     for i, entry in ipairs(list) do
         models[i], names[entry.model] = entry.model, entry.name
-        use_policy(entry.model, o.policy)
+        use_policy(entry.model, policy, i == 1)
     end
     local console
     local guard <close> = setmetatable({}, { __close = function() -- luacheck: ignore 211

@@ -25,15 +25,15 @@ local function template_vars(r)
 end
 
 local function refuse_unknown(r)
-    for _, name in ipairs { "functions", "function_call", "audio", "chat_template" } do
+    for _, name in ipairs { "functions", "function_call", "audio", "chat_template", "web_search_options" } do
         if r:get(name) ~= nil then fields.bad(name, "not supported", "unsupported_parameter") end
     end
     local kinds = r:array "modalities"
     for _, kind in ipairs(kinds or {}) do
         if kind ~= "text" then fields.bad("modalities", "this model gives text only", "unsupported_parameter") end
     end
-    if r:boolean "continue_final_message" then
-        fields.bad("continue_final_message", "not supported", "unsupported_parameter")
+    for _, name in ipairs { "continue_final_message", "echo" } do
+        if r:boolean(name) then fields.bad(name, "not supported", "unsupported_parameter") end
     end
 end
 
@@ -48,7 +48,8 @@ end
 --- What the tools of a request ask of the answer: nothing, text that may hold calls, or one call that must come.
 local function read_tools(o, r, limits)
     local list, by_name = messages.read_tools(r:get "tools", limits)
-    local choice = messages.read_choice(r:get "tool_choice", by_name)
+    local choice, allowed = messages.read_choice(r:get "tool_choice", by_name)
+    list, by_name = messages.only_allowed(list, by_name, allowed)
     o.one_call = r:boolean "parallel_tool_calls" == false
     if choice == "none" then return end
     o.tools, o.by_name, o.choice = list, by_name, choice
@@ -70,6 +71,7 @@ end
 --- Makes the prompt of a request that has been read.
 function M.prepare(model, o, param)
     o.ids, o.prompt, o.style = choices.guarded(messages.prompt, model, o.messages, o.tools, o.vars)
+    o.ids = choices.truncate(model, o.ids, o.truncate)
     constraints.prepare(model, o)
     if o.tools and not o.forced then constraints.prepare_auto(model, o) end
     choices.check_length(model, #o.ids, param or "messages")
@@ -86,15 +88,17 @@ end
 
 --- Runs choice k on session s. show(text, records), if given, gets text as soon as it can be shown; on_call(call, text)
 --- likewise the arguments of a call that must come (else they are in the result alone). Returns the result with rest
---- (the text not yet shown), calls, finish and records (those not yet shown).
-function M.run_choice(model, s, o, k, show, on_call)
+--- (the text not yet shown), calls, finish and records (those not yet shown). count(tokens), if given, is told before
+--- each piece of text how many tokens there are.
+function M.run_choice(model, s, o, k, show, on_call, count)
     local gen = {}
     for name, v in pairs(o.gen) do gen[name] = v end
     gen.seed = o.seed + k - 1
     local script <close> = o.script and o.script:start() or nil
     local splitter = show and o.tools and not o.forced and toolcalls.new(o.style.format, o.by_name, o.one_call) or nil
     local waiting, reader = {}, o.forced and constraints.reader(o) or nil
-    local r = choices.run(model, s, gen, show and function(text, records)
+    local r = choices.run(model, s, gen, show and function(text, records, tokens)
+        if count then count(tokens) end
         if records then table.move(records, 1, #records, #waiting + 1, waiting) end
         if reader then
             local call, more = reader:push(text)
@@ -195,12 +199,13 @@ local function stream(model, o, name, res)
             usage = usage or usage_field, system_fingerprint = "llmrun",
         }, body_keys))
     end
+    local tokens = {} -- of each choice so far
     local function delta(k, fields_of, records, finish, stop)
         send(json.array { json.object({
             index = k - 1, delta = json.object(fields_of, message_keys),
             logprobs = records and #records > 0 and choices.chat_logprobs(records) or json.null,
             finish_reason = finish or json.null, stop_reason = stop,
-        }, choice_keys) })
+        }, choice_keys) }, o.usage_always and choices.usage_so_far(#o.ids, tokens[k] or 0) or nil)
     end
     local function begin_call(k, c, i)
         c.begun = true
@@ -225,7 +230,8 @@ local function stream(model, o, name, res)
             function(c, text)
                 if not c.begun then begin_call(k, c, 1) end
                 if text ~= "" then send_arguments(k, 1, text) end
-            end)
+            end, function(n) tokens[k] = n end)
+        tokens[k] = r.usage.completion_tokens
         if r.rest ~= "" or #r.records > 0 then delta(k, { content = r.rest }, r.records) end
         send_calls(k, r.calls)
         delta(k, {}, nil, r.finish, choices.stop_reason(r, o.gen))

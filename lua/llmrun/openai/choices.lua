@@ -70,7 +70,7 @@ local function generate(model, s, gen, on_piece)
         sent = sent + #piece
         if on_piece then
             if records then records:feed(s.op.req:logprobs(records.seen)) end
-            on_piece(piece, records and records:take(sent))
+            on_piece(piece, records and records:take(sent), s.op.req:info().n_generated)
         end
     end
     local r = s.result
@@ -83,8 +83,8 @@ end
 
 local function with_trace(e) return type(e) == "string" and debug.traceback(e, 2) or e end
 
---- Generates one choice on a session. on_piece(text, records) gets it as it comes. Returns s:gen's result with records:
---- those not yet given.
+--- Generates one choice on a session. on_piece(text, records, tokens so far) gets it as it comes. Returns s:gen's
+--- result with records: those not yet given.
 ---@param model llmrun.Model
 ---@param s llmrun.Session
 ---@param gen table options of s:gen
@@ -145,6 +145,13 @@ function M.sessions(model, ids, n, opts, close)
         table.insert(all, 1, s)
         return all, cached
     end)
+end
+
+--- The last tokens of a prompt, as truncate_prompt_tokens says (nil: all; -1: as many as the context takes).
+function M.truncate(model, ids, most)
+    if not most then return ids end
+    if most < 0 then most = model.info.ctx - 1 end
+    return #ids > most and table.move(ids, #ids - most + 1, #ids, 1, {}) or ids
 end
 
 --- Checks that a prompt leaves room for an answer.
@@ -256,6 +263,13 @@ function M.usage(n_prompt, results)
         prompt_tokens = n_prompt, completion_tokens = completion, total_tokens = n_prompt + completion,
         prompt_tokens_details = json.object { cached_tokens = cached },
     }, { "prompt_tokens", "completion_tokens", "total_tokens", "prompt_tokens_details" })
+end
+
+--- The usage so far of one choice of a stream.
+function M.usage_so_far(n_prompt, completion)
+    return json.object({
+        prompt_tokens = n_prompt, completion_tokens = completion, total_tokens = n_prompt + completion,
+    }, { "prompt_tokens", "completion_tokens", "total_tokens" })
 end
 
 local base, count = ("%08x"):format(math.random(0) & 0xffffffff), 0

@@ -47,6 +47,9 @@ local function encode_all(model, list, opts)
             ids = choices.guarded(model.tokenize, model, p, { special = opts.parse_special, bos = opts.bos })
         end
         if #ids == 0 then fields.bad(param, "it is empty") end
+        local all_ids = ids
+        ids = choices.truncate(model, ids, opts.truncate)
+        if ids ~= all_ids then list[i] = ids end -- what an echo repeats
         choices.check_length(model, #ids, param)
         all[i] = ids
     end
@@ -55,7 +58,7 @@ end
 
 local function refuse_unknown(r)
     for _, name in ipairs { "suffix", "prompt_embeds" } do
-        if r:get(name) ~= nil then fields.bad(name, "not supported", "unsupported_parameter") end
+        if r:get(name) ~= nil and r:get(name) ~= "" then fields.bad(name, "not supported", "unsupported_parameter") end
     end
 end
 
@@ -133,7 +136,7 @@ local function run_prompt(model, o, i, hooks)
     end
     local results = choices.all(count, function(k)
         local counter = choices.counter()
-        if hooks and echo then hooks.piece(k, echo.text, echo.records, counter) end
+        if hooks and echo then hooks.piece(k, echo.text, echo.records, counter, 0) end
         if o.max_tokens == 0 then
             local r = nothing(o, i)
             if hooks then hooks.done(k, r, counter) end
@@ -143,8 +146,8 @@ local function run_prompt(model, o, i, hooks)
         for name, v in pairs(o.gen) do gen[name] = v end
         gen.seed = o.seed + k - 1
         local script <close> = o.script and o.script:start() or nil
-        local r = choices.run(model, sessions[k], gen, hooks and function(text, records)
-            hooks.piece(k, text, records, counter)
+        local r = choices.run(model, sessions[k], gen, hooks and function(text, records, tokens)
+            hooks.piece(k, text, records, counter, tokens)
         end, script)
         if hooks then hooks.done(k, r, counter) end
         return r
@@ -212,10 +215,11 @@ local function stream(model, o, name, res)
     local all = {}
     choices.all(#o.ids, function(i)
         local function index(k) return (i - 1) * o.n + k - 1 end
+        local function so_far(tokens) return o.usage_always and choices.usage_so_far(#o.ids[i], tokens) or nil end
         local hooks = {
-            piece = function(k, text, records, counter)
+            piece = function(k, text, records, counter, tokens)
                 local lp = o.logprobs and choices.completion_logprobs(records or {}, counter, o.logprobs)
-                send(json.array { choice_of(index(k), text, lp) })
+                send(json.array { choice_of(index(k), text, lp) }, so_far(tokens))
             end,
             done = function(k, r, counter)
                 all[#all + 1] = r
@@ -223,7 +227,7 @@ local function stream(model, o, name, res)
                     choices.completion_logprobs(r.records, counter, o.logprobs) or nil
                 local text = o.include_stop and r.stop or ""
                 send(json.array { choice_of(index(k), text, lp, choices.finish_reason(r),
-                    choices.stop_reason(r, o.gen)) })
+                    choices.stop_reason(r, o.gen)) }, so_far(r.usage.completion_tokens))
             end,
         }
         return run_prompt(model, o, i, hooks)

@@ -173,7 +173,38 @@ function M.read_tools(v, limits, flat)
     return list, by_name
 end
 
---- tool_choice: "none", "auto", "required", or the name that must be called as { name }.
+--- The names that a tool_choice of type allowed_tools has, and "auto" or "required".
+local function read_allowed(r, by_name)
+    local inner = r:object "allowed_tools"
+    if inner then r = fields.reader(inner, "tool_choice.allowed_tools.") end
+    local mode, names = r:choice("mode", { "auto", "required" }), {}
+    if not mode then fields.wrong_type(r.prefix .. "mode", "string", json.null) end
+    local list = r:array("tools", nil, function(param, item)
+        local t = fields.object(param, item)
+        local f = t and fields.object(param .. ".function", fields.get(t, "function")) or t
+        local name = f and fields.text(param .. ".name", fields.get(f, "name"))
+        if not name then fields.wrong_type(param .. ".name", "string", json.null) end
+        if not by_name or not by_name[name] then
+            fields.bad(param, ("there is no tool %s"):format(fields.show(name)))
+        end
+        names[name] = true
+    end)
+    if not list or #list == 0 then fields.bad(r.prefix .. "tools", "there are none") end
+    return mode, names
+end
+
+--- The tools of a request without those that may not be called (allowed: set of names, nil = all).
+function M.only_allowed(list, by_name, allowed)
+    if not allowed or not list then return list, by_name end
+    local few, few_by_name = {}, {}
+    for _, t in ipairs(list) do
+        if allowed[t.name] then few[#few + 1], few_by_name[t.name] = t, t end
+    end
+    return few, few_by_name
+end
+
+--- tool_choice: "none", "auto", "required", or the name that must be called as { name }; and the set of names that may
+--- be called, if not all.
 function M.read_choice(v, by_name)
     if v == nil then return by_name and "auto" or "none" end
     if type(v) == "string" then
@@ -183,7 +214,9 @@ function M.read_choice(v, by_name)
     end
     if not json.is_object(v) then fields.wrong_type("tool_choice", "string or object", v) end
     local r = fields.reader(v, "tool_choice.")
-    if r:choice("type", { "function" }) == nil then fields.wrong_type("tool_choice.type", "string", json.null) end
+    local kind = r:choice("type", { "function", "allowed_tools" })
+    if kind == "allowed_tools" then return read_allowed(r, by_name) end
+    if kind == nil then fields.wrong_type("tool_choice.type", "string", json.null) end
     local f = r:object "function"
     local name = f and fields.reader(f, "tool_choice.function."):text "name" or r:text "name"
     if not name then fields.wrong_type("tool_choice.function.name", "string", json.null) end

@@ -94,7 +94,8 @@ end
 local function several(l, least)
     return {
         n = integer(1, l.n), max_tokens = integer(least, tokens_most), max_completion_tokens = integer(least,
-            tokens_most), stream_options = object(nil, { include_usage = bool }),
+            tokens_most), stream_options = object(nil, { include_usage = bool,
+            continuous_usage_stats = bool }), truncate_prompt_tokens = any(one_of(-1), integer(1, tokens_most)),
     }
 end
 
@@ -121,7 +122,9 @@ local function message_schemas(l)
             object({ role = one_of "assistant", content = content }, { tool_calls = array(call, nil, 128) }),
             object({ role = one_of "assistant", tool_calls = array(call, 1, 128) })),
         ToolChoice = any(one_of("none", "auto", "required"),
-            object({ type = one_of "function", ["function"] = object { name = str } })),
+            object({ type = one_of "function", ["function"] = object { name = str } }),
+            object({ type = one_of "allowed_tools", allowed_tools = object { mode = one_of("auto", "required"),
+                tools = array(object { type = one_of "function", ["function"] = object { name = str } }, 1) } })),
         ChatRequest = object({ messages = array(ref "Message", 1, l.messages) }, merged(sampling(l), constraints(),
             several(l, 1), {
                 logprobs = bool, top_logprobs = integer(0, l.logprobs), tools = array(ref "Tool", nil, l.tools),
@@ -138,7 +141,9 @@ local function other_requests(l)
         1), 1, l.prompts))
     local responses = merged(sampling(l), { max_output_tokens = integer(1, tokens_most), instructions = str,
         top_logprobs = integer(0, l.logprobs), tools = array(ref "FlatTool", nil, l.tools),
-        tool_choice = any(one_of("none", "auto", "required"), object { type = one_of "function", name = str }),
+        tool_choice = any(one_of("none", "auto", "required"), object { type = one_of "function", name = str },
+            object { type = one_of "allowed_tools", mode = one_of("auto", "required"),
+                tools = array(object { type = one_of "function", name = str }, 1) }),
         parallel_tool_calls = bool, store = bool, background = { type = "boolean", enum = list(false) },
         metadata = { type = "object" },
         text = object(nil, { format = any(object { type = one_of("text", "json_object") },

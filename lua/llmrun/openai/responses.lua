@@ -117,7 +117,8 @@ local function read(api, r, model)
     o.messages = read_input(r, api.limits)
     local list, by_name = messages.read_tools(r:get "tools", api.limits, true)
     o.asked_choice = r:get "tool_choice"
-    local choice = messages.read_choice(o.asked_choice, by_name)
+    local choice, allowed = messages.read_choice(o.asked_choice, by_name)
+    list, by_name = messages.only_allowed(list, by_name, allowed)
     o.one_call = r:boolean "parallel_tool_calls" == false
     if choice ~= "none" then o.tools, o.by_name, o.choice = list, by_name, choice end
     read_include(r, o, api.limits)

@@ -3,7 +3,8 @@
 --- Fields: OpenAI's (temperature, top_p, presence_penalty, frequency_penalty, logit_bias, seed, stop, max_tokens,
 --- max_completion_tokens, logprobs, top_logprobs, n) and those that vLLM and SGLang add (top_k, min_p, typical_p,
 --- repetition_penalty, min_tokens, stop_token_ids, ignore_eos, skip_special_tokens, include_stop_str_in_output,
---- allowed_token_ids, priority: lower comes first, cache_salt). Others are left alone.
+--- allowed_token_ids, priority: lower comes first, cache_salt, truncate_prompt_tokens). Those of theirs that change
+--- what is written and are not here are refused; others are left alone.
 ---
 --- Bounds (limits below) are checked before anything is taken up for the request. Choice i of several has seed + i.
 
@@ -100,8 +101,26 @@ local function read_max_tokens(r, least)
     return limit or old
 end
 
+--- What others' servers do, and would be missed if it were passed over.
+local function refuse_unknown(r)
+    for _, name in ipairs { "bad_words", "logits_processors", "prompt_logprobs" } do
+        local v = r:get(name)
+        if v ~= nil and not (json.is_array(v) and #v == 0) then
+            fields.bad(name, "not supported", "unsupported_parameter")
+        end
+    end
+    if r:boolean "use_beam_search" then fields.bad("use_beam_search", "not supported", "unsupported_parameter") end
+end
+
+--- How many of a prompt's last tokens count: nil for all.
+local function read_truncate(r)
+    local n = r:integer("truncate_prompt_tokens", -1, 2147483647)
+    if n == 0 then fields.bad("truncate_prompt_tokens", "-1, or 1 or more expected, got 0") end
+    return n
+end
+
 --- Options of s:gen; and n, seed, and what else of the fields matters to who asks: { gen, n, seed, max_tokens,
---- include_stop, stream, include_usage }.
+--- include_stop, stream, include_usage, usage_always (in every part of a stream), truncate (see choices.truncate) }.
 ---@param r table a reader of fields
 ---@param model llmrun.Model
 ---@param limits table
@@ -109,6 +128,8 @@ end
 function M.read(r, model, limits, least)
     local n_vocab = model.info.n_vocab
     local gen = {}
+    refuse_unknown(r)
+    r:object "metadata"
     gen.temperature = r:number("temperature", 0, 100)
     local top_p = r:number("top_p", 0, 1)
     if top_p == 0 then gen.temperature = 0 elseif top_p and top_p < 1 then gen.top_p = top_p end
@@ -143,11 +164,14 @@ function M.read(r, model, limits, least)
     local stream = r:boolean "stream" or false
     local so = r:object "stream_options"
     if so and not stream then fields.bad("stream_options", "only together with stream = true") end
+    so = so and fields.reader(so, "stream_options.")
+    local include_usage = so and so:boolean "include_usage" or false
+    local always = so and so:boolean "continuous_usage_stats" or false
     return {
         gen = gen, n = r:integer("n", 1, limits.n) or 1, seed = r:integer "seed" or seeds.next(), max_tokens = max,
         include_stop = r:boolean "include_stop_str_in_output", stream = stream,
-        include_usage = so and fields.reader(so, "stream_options."):boolean "include_usage" or false,
-        salt = r:text("cache_salt", 1024),
+        include_usage = include_usage, usage_always = include_usage and always,
+        salt = r:text("cache_salt", 1024), truncate = read_truncate(r),
     }
 end
 
