@@ -16,7 +16,9 @@ typedef struct lr_limit {
 
 /* Measures with so many threads: read bandwidth over a buffer of `bytes` (left out if it can't be had), then each kind
  * of arithmetic that the machine has, of one instruction set or, with isa NULL, of all. Each figure is the best of
- * three runs of about `seconds`. Returns how many, at most cap. */
+ * three runs of about `seconds`, or of ten passes over the buffer. Returns how many, at most cap. */
 int lr_limits(int threads, size_t bytes, double seconds, const char *isa, lr_limit *out, int cap);
+/* Bytes of the largest cache that the first processor sees; 0: not known. */
+size_t lr_last_cache(void);
 
 #endif

@@ -25,6 +25,8 @@ int lr_look_limits(int threads, size_t bytes, double seconds, const char *isa, l
     return n;
 }
 
+size_t lr_look_cache(void) { return lr_last_cache(); }
+
 const char *lr_look_product(const char *isa, lr_compute compute, int type, int k, int m)
 {
     const lr_cpu_kernels *t = table(isa);

@@ -17,6 +17,8 @@ const char *lr_look_isa(const char *isa);
 /* Measures read bandwidth over `bytes` of memory and the arithmetic of one instruction set, in a few times `seconds`
  * each. Returns how many, at most cap. */
 int lr_look_limits(int threads, size_t bytes, double seconds, const char *isa, lr_look_limit *out, int cap);
+/* Bytes of the last-level cache; 0: not known. */
+size_t lr_look_cache(void);
 /* How a product of m rows with a weight of `type` and k values a row is done, in a few words. */
 const char *lr_look_product(const char *isa, lr_compute compute, int type, int k, int m);
 

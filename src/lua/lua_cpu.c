@@ -30,6 +30,13 @@ static int cpu_limits(lua_State *L)
     return 1;
 }
 
+/* cpu_cache() -> bytes of the last-level cache; 0: not known */
+static int cpu_cache(lua_State *L)
+{
+    lua_pushinteger(L, (lua_Integer)lr_look_cache());
+    return 1;
+}
+
 /* cpu_product(type, k, rows, compute [, isa]) -> in a few words, how `rows` rows times a weight of this type are done
  */
 static int cpu_product(lua_State *L)
@@ -48,7 +55,10 @@ static int cpu_product(lua_State *L)
 
 void lr_lua_open_cpu(lua_State *L)
 {
-    static const luaL_Reg fns[] = {
-        {"cpu_isa", cpu_isa}, {"cpu_limits", cpu_limits}, {"cpu_product", cpu_product}, {NULL, NULL}};
+    static const luaL_Reg fns[] = {{"cpu_isa", cpu_isa},
+                                   {"cpu_limits", cpu_limits},
+                                   {"cpu_cache", cpu_cache},
+                                   {"cpu_product", cpu_product},
+                                   {NULL, NULL}};
     luaL_setfuncs(L, fns, 0);
 }

@@ -61,7 +61,9 @@ int main(int argc, char **argv)
         }
     }
     cpu_name(cpu, sizeof cpu);
-    if (!json) printf("%s\n", cpu);
+    if (!json) printf("%s\nlast-level cache %14.1f MB\n", cpu, (double)lr_last_cache() * 1e-6);
+    if (!json && gib * 1073741824.0 < 2 * (double)lr_last_cache())
+        printf("(the buffer is less than twice that: it may be read from there)\n");
     for (long n = 1; n <= threads; n = n < threads && n * 2 > threads ? threads : n * 2) {
         lr_limit l[32];
         int count = lr_limits((int)n, (size_t)(gib * 1073741824.0), seconds, NULL, l, 32);
@@ -70,7 +72,8 @@ int main(int argc, char **argv)
             return 1;
         }
         if (json)
-            printf("{\"cpu\":\"%s\",\"threads\":%ld,\"read_gbps\":%.2f", cpu, n, l[0].value);
+            printf("{\"cpu\":\"%s\",\"last_cache\":%zu,\"threads\":%ld,\"read_gbps\":%.2f", cpu, lr_last_cache(), n,
+                   l[0].value);
         else
             printf("%ld thread%s\n  %-18s %10.1f GB/s\n", n, n > 1 ? "s" : "", "read", l[0].value);
         for (int i = 1; i < count; i++)

@@ -406,6 +406,11 @@ describe("llmrun COMMAND on a model #model", function()
         -- 96 MB of weights, tied, and a little KV are read for a token
         assert.is_true(math.abs(r.decode_gbps / r.decode_median * 1e9 - 97e6) < 2e6 + 6e6 / r.decode_median)
         assert.is_true(r.prefill_share >= 0 and r.peak_gops > 0)
+        -- which is no limit where they stay in a cache
+        local cache = core.cpu_cache()
+        assert.equal(cache > 97e6 and cache or nil, r.cache)
+        local shown = sh("$L bench --prefill 0 --decode 2 --depth 8 --repeat 1")
+        assert.equal(cache > 97e6, shown:find("not be the limit: the 9%d MB of weights fit the last%-level cache of") ~= nil)
         assert.is_nil(require("cjson").decode((sh("$L bench --prefill 0 --decode 2 --depth 8 --repeat 1 --json --no-limits")))
             .decode_share)
     end)

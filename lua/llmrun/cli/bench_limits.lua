@@ -7,7 +7,7 @@ local plan = require "llmrun.plan"
 local M = {}
 
 local SMALL = 16e6 -- weights below this lie in caches, and the machine's memory says nothing about them
-local BUFFER, SECONDS = 512 << 20, 0.05
+local BUFFER, SECONDS = 512 << 20, 0.05 -- the buffer is at least twice the last-level cache, up to a GiB
 
 local function count(shape)
     local n = 1
@@ -63,7 +63,8 @@ function M.measure(o, best)
     local threads = (o.threads or 0) > 0 and o.threads or core.cpus()
     local isa = core.cpu_isa(o.isa)
     if not isa or o.compute == "f32" then return nil end
-    local l = core.cpu_limits(threads, BUFFER, SECONDS, isa)
+    local buffer = math.max(BUFFER, math.min(2 * core.cpu_cache(), 1 << 30))
+    local l = core.cpu_limits(threads, buffer, SECONDS, isa)
     best = best or { peak = 0, read = 0 }
     best.read = math.max(best.read, l.read or 0)
     local kind = o.compute == "bf16" and "^bf16" or "^int8"
@@ -80,7 +81,12 @@ function M.add_decode(record, best, w, tps, ctx, kv_type, value_type)
     local gbs = tps / record.batch * M.step_bytes(w, record.batch, ctx, kv_type, value_type) * 1e-9
     record.decode_gbps, record.read_gbps = math.floor(gbs * 100 + 0.5) / 100, math.floor(best.read * 100 + 0.5) / 100
     record.decode_share = share(gbs, best.read)
-    return ("%.1f GB/s, %.0f %% of %.1f"):format(gbs, 100 * gbs / best.read, best.read)
+    local line = ("%.1f GB/s, %.0f %% of %.1f"):format(gbs, 100 * gbs / best.read, best.read)
+    local cache = core.cpu_cache()
+    if w.bytes > cache then return line end
+    record.cache = cache
+    return ("%s (memory need not be the limit: the %.0f MB of weights fit the last-level cache of %.0f MB)"):format(line,
+        w.bytes / 1e6, cache / 1e6)
 end
 
 --- Adds to a record what its prompt took.
