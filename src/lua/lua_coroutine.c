@@ -164,8 +164,8 @@ static void note_late(lua_State *co)
 }
 
 /* lua_resetthread, which runs close handlers: they are what runs then, for those who stop what runs. Not those of a
- * coroutine that was over its time. A Ctrl-C that came just before the coroutine parked is not theirs: they run to their
- * end. */
+ * coroutine that was over its time. A Ctrl-C that came just before the coroutine parked is not theirs: they run to
+ * their end. */
 static int reset(lua_State *co)
 {
     lr_lua_frame f;

@@ -85,8 +85,8 @@ function M.add_decode(record, best, w, tps, ctx, kv_type, value_type)
     local cache = core.cpu_cache()
     if w.bytes > cache then return line end
     record.cache = cache
-    return ("%s (memory need not be the limit: the %.0f MB of weights fit the last-level cache of %.0f MB)"):format(line,
-        w.bytes / 1e6, cache / 1e6)
+    return ("%s (memory need not be the limit: the %.0f MB of weights fit the last-level cache of %.0f MB)"):format(
+        line, w.bytes / 1e6, cache / 1e6)
 end
 
 --- Adds to a record what its prompt took.
