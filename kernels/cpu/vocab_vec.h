@@ -225,6 +225,14 @@ VEC_INLINE vf masked_vec(float *x, uint32_t b, int left)
     return v;
 }
 
+/* Of a whole piece: in most texts most tokens may come. */
+VEC_INLINE bool all_may_come(const uint32_t *bits, int n)
+{
+    return n == LR_PIECE && (bits[0] & bits[1] & bits[2] & bits[3]) == UINT32_MAX;
+}
+
+_Static_assert(LR_PIECE == 4 * 32, "words of a piece");
+
 static float peaks(float *x, const uint32_t *bits, int n, float *peak)
 {
     vf best = vf_set1(-INFINITY);
@@ -232,7 +240,7 @@ static float peaks(float *x, const uint32_t *bits, int n, float *peak)
         int to = n - from < LR_PIECE ? n : from + LR_PIECE, i = from;
         vf a = vf_set1(-INFINITY), b = a, raw = a;
         for (int l = 0; l < LR_PIECE; l += 16) __builtin_prefetch(x + from + AHEAD_OF_PEAKS + l, 0, 3);
-        if (bits) {
+        if (bits && !all_may_come(bits + from / 32, to - from)) {
             for (; i < to; i += VW) {
                 int left = to - i < VW ? to - i : VW;
                 vf v = left == VW ? vf_load(x + i) : vf_select(vm_first(left), vf_loadn(x + i, left), a);
