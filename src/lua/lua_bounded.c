@@ -122,6 +122,16 @@ static int coroutine_close(lua_State *L)
     return lr_lua_close_coroutine(L);
 }
 
+/* Takes away the hook that stops what runs, and may do that again and again. */
+static int debug_sethook(lua_State *L)
+{
+    lua_State *of = lua_isthread(L, 1) ? lua_tothread(L, 1) : L;
+    int n = original(L, 1);
+    lr_lua_check_time(L);
+    lr_lua_watch_early(of);
+    return n;
+}
+
 /* ---- finalizers ---- */
 
 static const lua_State *finalizer; /* the thread of the one that runs; they never run inside each other */
@@ -218,6 +228,7 @@ void lr_lua_open_bounded(lua_State *L)
     lua_getglobal(L, LUA_COLIBNAME);
     replace(L, "close", coroutine_close);
     lua_getglobal(L, LUA_DBLIBNAME);
+    replace(L, "sethook", debug_sethook);
     replace(L, "setmetatable", bounded_setmetatable);
     lua_pop(L, 5);
 }

@@ -411,6 +411,7 @@ int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_l
     if (timed && (atomic_load(&watch.call) & 1)) atomic_fetch_add(&watch.call, 1);
     if (late) lua_sethook(L, NULL, 0, 0); /* an outer call's time is up too: the next signal tells it */
     if (inner) end_inner(&before);
+    if (late) lr_lua_watch_early(L); /* for the outer one */
     lr_lua_leave(&f);
     heap.depth--;
     heap.limit = limit;
