@@ -1,12 +1,13 @@
 /* gemm_wide_amx.c - rows of 14 bits times weights of super-blocks with AMX int8 tiles, for more rows than FEW.
  *
  * A weight of a super-block is d times an integer, sub-scale times (u - zero), of at most 14 bits: 64 a + b with b in
- * 0..63. A row's value is 64 high + low. So four tile products, of a and b with high and low, sum over a whole
- * super-block in int32 tiles, and the float part comes once in 256 k.
+ * 0..63; or, where sub-scales are 6 bits without a sign and u at most 5, 8 a + b, a and b being u times the sub-scale's
+ * upper and lower bits, which needs one product each. A row's value is 64 high + low. So four tile products, of a and b
+ * with high and low, sum over a whole super-block in int32 tiles, and the float part comes once in 256 k.
  *
  * A unit is one tile of rows times one strip over one super-block: first a with high and low, then b, two result tiles
  * each. Storing the first two overlaps with the products of the others, and the float part of a unit with the products
- * of the next one; the tile unit never waits. Rows of a call are gathered into whole tiles once for all strips.
+ * of the next one; the tile unit never waits..
  */
 #include "cpu/gemm_amx.h"
 #include "cpu/gemm_wide_avx512.h"
@@ -15,6 +16,8 @@
 enum {
     STRIPS = 8,    /* strips that are unpacked at a time */
     FEW_TILES = 2, /* tiles of rows that take strips one by one */
+    NEAR = 16,     /* strips that rows wait for then */
+    ASK = 4,       /* strips ahead that memory is asked for */
     LAST = 4,      /* rows behind the last whole tile that go the VNNI way */
 };
 
@@ -53,34 +56,60 @@ static void configure(int rows)
     lr_tiles_load(&c);
 }
 
-/* The 64 bytes of 16-bit values (even, odd) taken apart into tiles a and b. */
+/* The 64 bytes of 16-bit values (even, odd) taken apart into tiles a and b, by moves of bits, which the vector port
+ * that tiles leave idle can do. */
 INLINE void take_apart(__m512i even, __m512i odd, uint8_t *a, uint8_t *b)
 {
-    const __m512i odds = _mm512_set1_epi16((short)0xFF00);
-    const __m512i ah = _mm512_ternarylogic_epi32(odds, _mm512_slli_epi16(odd, 2), _mm512_srai_epi16(even, 6), 0xCA);
-    const __m512i bh = _mm512_ternarylogic_epi32(odds, _mm512_slli_epi16(odd, 8), even, 0xCA);
-    _mm512_store_si512(a, ah);
+    const __mmask64 odds = 0xAAAAAAAAAAAAAAAA;
+    const __m512i low = _mm512_set1_epi64(0x3030202010100000), high = _mm512_add_epi8(low, _mm512_set1_epi8(6));
+    const __m512i ah = _mm512_multishift_epi64_epi8(high, even);
+    const __m512i bh = _mm512_mask_multishift_epi64_epi8(even, odds, low, odd);
+    _mm512_store_si512(a, _mm512_mask_multishift_epi64_epi8(ah, odds, high, odd));
     _mm512_store_si512(b, _mm512_and_si512(bh, _mm512_set1_epi8(63)));
 }
+
+/* Whether a weight is taken apart by its sub-scale's 3 upper and 3 lower bits, each times u a byte. */
+INLINE bool by_scale(const lr_form f) { return f.min && f.sub == 32; }
+
+/* A weight is a << base_of + b. */
+INLINE int base_of(const lr_form f) { return by_scale(f) ? 3 : 6; }
 
 /* Bytes of 16 features to lanes of 32 bits. */
 INLINE __m512i lanes_of(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 
-enum { PANEL_AHEAD = 32768 }; /* bytes of packed weights to prefetch ahead */
-
-INLINE void unpack_wide(const lr_form f, const lr_strip *st, size_t sb, wide_panel *o)
+/* Asks for a super-block of a strip. */
+INLINE void ask_for(const lr_form f, const lr_strip *st, size_t sb)
 {
-    const uint8_t *ahead = st->q + PANEL_AHEAD;
-    const size_t step = lr_form_bytes(f);
+    const size_t main = (size_t)f.main * 512, extra = (size_t)f.extra * 512, subs = (size_t)(256 / f.sub) * 16;
+    for (size_t i = 0; i < main; i += 64) _mm_prefetch(st->q + sb * main + i, _MM_HINT_T1);
+    for (size_t i = 0; i < extra; i += 64) _mm_prefetch(st->h + sb * extra + i, _MM_HINT_T1);
+    for (size_t i = 0; i < subs; i += 64) _mm_prefetch(st->sc + sb * subs + i, _MM_HINT_T1);
+    for (size_t i = 0; f.min && f.sub == 32 && i < subs; i += 64) _mm_prefetch(st->sm + sb * subs + i, _MM_HINT_T1);
+    _mm_prefetch(st->d + sb * 32, _MM_HINT_T1);
+    if (f.min) _mm_prefetch(st->m + sb * 32, _MM_HINT_T1);
+}
+
+INLINE void unpack_wide(const lr_form f, const lr_strip *st, size_t sb, const lr_strip *ahead, size_t sb_ahead,
+                        wide_panel *o)
+{
+    ask_for(f, ahead, sb_ahead);
     for (int i = 0; i < 8; i++) {
         const size_t at = 8 * sb + (size_t)i;
         __m512i w[8];
         const uint8_t *q = st->q + at * (size_t)f.main * 64, *h = st->h + at * (size_t)f.extra * 64;
-        for (size_t j = 0; j < step; j += 64) _mm_prefetch(ahead + at * step + j, _MM_HINT_T1);
         unpack512(f, q, h, w);
         for (int half = 0; half < 32 / f.sub; half++) {
             __m512i sc = lanes_of(st->sc + (at * (size_t)(32 / f.sub) + (size_t)half) * 16);
             if (f.sub == 16 && f.min) sc = _mm512_and_si512(sc, _mm512_set1_epi32(15));
+            if (by_scale(f)) { /* products of two bytes at once: none is above 7 * 31 */
+                const __m512i both = _mm512_or_si512(sc, _mm512_slli_epi32(sc, 16));
+                const __m512i s1 = _mm512_srli_epi16(both, 3), s0 = _mm512_and_si512(both, _mm512_set1_epi16(7));
+                for (int g = 0; g < 8; g++) {
+                    _mm512_store_si512(o->a[i / 2] + 512 * (i % 2) + 64 * g, _mm512_mullo_epi16(w[g], s1));
+                    _mm512_store_si512(o->b[i / 2] + 512 * (i % 2) + 64 * g, _mm512_mullo_epi16(w[g], s0));
+                }
+                continue;
+            }
             const __m512i even = _mm512_or_si512(sc, _mm512_slli_epi32(sc, 16)), odd = _mm512_slli_epi16(even, 8);
             const __m512i zero =
                 _mm512_mullo_epi16(_mm512_srai_epi16(odd, 8), _mm512_set1_epi16((short)f.zero)); /* zero * sc */
@@ -94,31 +123,40 @@ INLINE void unpack_wide(const lr_form f, const lr_strip *st, size_t sb, wide_pan
     o->s = wide_scales_of(f, st, sb);
 }
 
+/* Sums of a and b put together. */
+INLINE __m512i joined(const lr_form f, __m512i a, __m512i b)
+{
+    return _mm512_add_epi32(_mm512_slli_epi32(a, (unsigned)base_of(f)), b);
+}
+
 /* Adds a unit's sums to rows r0..r1-1 of y. s: the scales of u's panel, in registers. */
 INLINE void add_rows(const lr_form f, const unit u, const wide_scales *s, size_t ldy, int r0, int r1)
 {
 #pragma GCC unroll 4
     for (int r = r0; r < r1; r++) {
         float *y = u.y + (size_t)r * ldy;
-        const __m512i h =
-            _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(u.sums[0][r]), 6), _mm512_load_si512(u.sums[2][r]));
-        const __m512i l =
-            _mm512_add_epi32(_mm512_slli_epi32(_mm512_load_si512(u.sums[1][r]), 6), _mm512_load_si512(u.sums[3][r]));
+        const __m512i h = joined(f, _mm512_load_si512(u.sums[0][r]), _mm512_load_si512(u.sums[2][r]));
+        const __m512i l = joined(f, _mm512_load_si512(u.sums[1][r]), _mm512_load_si512(u.sums[3][r]));
         const __m512 acc = u.first ? _mm512_setzero_ps() : _mm512_maskz_loadu_ps(u.mask, y);
         const __m512i t = f.min ? wide_minima(f, s, &u.x->r[r]) : _mm512_setzero_si512();
         _mm512_mask_storeu_ps(y, u.mask, add_super(f, s, &u.x->r[r], h, l, t, acc));
     }
 }
 
+#define PRODUCT(c, a, b)                                                                                               \
+    if (by_scale(f))                                                                                                   \
+        _tile_dpbsud(c, a, b);                                                                                         \
+    else                                                                                                               \
+        _tile_dpbssd(c, a, b)
 #define PRODUCTS(ks)                                                                                                   \
     LR_TILE_LOAD(4, q + 128 * (ks), k2);                                                                               \
     LR_TILE_LOAD(6, p->a[ks], 64);                                                                                     \
-    _tile_dpbssd(0, 4, 6);                                                                                             \
+    PRODUCT(0, 4, 6);                                                                                                  \
     LR_TILE_LOAD(5, q + 128 * (ks) + 64, k2);                                                                          \
-    _tile_dpbssd(1, 5, 6);                                                                                             \
+    PRODUCT(1, 5, 6);                                                                                                  \
     LR_TILE_LOAD(7, p->b[ks], 64);                                                                                     \
-    _tile_dpbssd(2, 4, 7);                                                                                             \
-    _tile_dpbssd(3, 5, 7)
+    PRODUCT(2, 4, 7);                                                                                                  \
+    PRODUCT(3, 5, 7)
 
 #define ROWS(r0, r1)                                                                                                   \
     if (last) add_rows(f, l, &scales, ldy, full ? (r0) : (r0) < nr ? (r0) : nr, full ? (r1) : (r1) < nr ? (r1) : nr)
@@ -175,14 +213,16 @@ KIND(step_min16, 16, 1)
 INLINE step512 *step_of(const lr_form *f) { return !f->min ? step_plain : f->sub == 32 ? step_min32 : step_min16; }
 
 #define X(type, ...)                                                                                                   \
-    static __attribute__((noinline)) void unpack_##type(const lr_strip *st, size_t sb, wide_panel *o)                  \
+    static __attribute__((noinline)) void unpack_##type(const lr_strip *st, size_t sb, const lr_strip *ahead,          \
+                                                        size_t sb_ahead, wide_panel *o)                                \
     {                                                                                                                  \
-        unpack_wide(LR_FORM(__VA_ARGS__), st, sb, o);                                                                  \
+        unpack_wide(LR_FORM(__VA_ARGS__), st, sb, ahead, sb_ahead, o);                                                 \
     }
 LR_SUPER_LIST(X)
 #undef X
 
-static void (*const unpack[LR_DTYPE_MAX])(const lr_strip *st, size_t sb, wide_panel *o) = {
+static void (*const unpack[LR_DTYPE_MAX])(const lr_strip *st, size_t sb, const lr_strip *ahead, size_t sb_ahead,
+                                          wide_panel *o) = {
 #define X(type, ...) [LR_##type] = unpack_##type,
     LR_SUPER_LIST(X)
 #undef X
@@ -193,6 +233,16 @@ static void prepare(const lr_form *f, const lr_qact *qa, size_t row, size_t sb, 
     o->k2 = 2 * (size_t)qa->k;
     o->q = qa->q + row * o->k2 + sb * 512;
     for (int r = 0; r < nr; r++) wide_row_set(*f, qa, row + (size_t)r, sb, &o->r[r]);
+}
+
+/* Moves the rows together: far apart they would share few sets of the cache. */
+static void gather(wide_rows *o, int nr, int8_t to[16][512])
+{
+    for (int r = 0; r < nr; r++)
+        for (int i = 0; i < 512; i += 64)
+            _mm512_store_si512(to[r] + i, _mm512_loadu_si512(o->q + (size_t)r * o->k2 + i));
+    o->q = to[0];
+    o->k2 = 512;
 }
 
 /* What a call works on, and its pipeline of units. */
@@ -236,7 +286,7 @@ static void many_tiles(wide_call *c, size_t row, int nt, int s0, int s1)
         for (size_t sb = 0; sb < (size_t)c->w->k / LR_WIDE; sb++) {
             for (int s = sg; s < se; s++) {
                 const lr_strip st = lr_strip_at(&c->parts, c->w, s);
-                unpack[c->w->type](&st, sb, &p[s - sg]);
+                unpack[c->w->type](&st, sb, &st, sb + 1 < (size_t)c->w->k / LR_WIDE ? sb + 1 : sb, &p[s - sg]);
             }
             for (int t = 0; t < nt; t++) {
                 const size_t r = row + 16 * (size_t)t;
@@ -248,19 +298,34 @@ static void many_tiles(wide_call *c, size_t row, int nt, int s0, int s1)
     }
 }
 
-/* The same for few tiles: strip after strip, as they lie in memory, unpacked where it stays in L1. */
+/* A super-block of a strip. */
+typedef struct at_super {
+    int s;
+    size_t sb;
+} at_super;
+
+/* The same for few tiles: a strip is unpacked where it stays in L1, as do the rows, for NEAR strips. */
 static void few_tiles(wide_call *c, size_t row, int nt, int s0, int s1)
 {
     wide_panel p[2];
-    wide_rows x[2];
-    for (int s = s0, i = 0; s < s1; s++) {
-        const lr_strip st = lr_strip_at(&c->parts, c->w, s);
-        for (size_t sb = 0; sb < (size_t)c->w->k / LR_WIDE; sb++, i ^= 1) {
-            unpack[c->w->type](&st, sb, &p[i]);
+    wide_rows x[2][FEW_TILES];
+    int8_t q[FEW_TILES][16][512] __attribute__((aligned(64)));
+    const size_t supers = (size_t)c->w->k / LR_WIDE;
+    for (int sg = s0, se, i = 0, j = 0; sg < s1; sg = se) {
+        se = sg + NEAR < s1 ? sg + NEAR : s1;
+        for (size_t sb = 0; sb < supers; sb++, j ^= 1) {
             for (int t = 0; t < nt; t++) {
-                const size_t r = row + 16 * (size_t)t;
-                prepare(c->f, c->qa, r, sb, c->nr, &x[c->n]);
-                call_unit(c, &p[i], &x[c->n], r, sb, s);
+                prepare(c->f, c->qa, row + 16 * (size_t)t, sb, c->nr, &x[j][t]);
+                gather(&x[j][t], c->nr, q[t]);
+            }
+            for (int s = sg; s < se; s++, i ^= 1) {
+                const lr_strip st = lr_strip_at(&c->parts, c->w, s);
+                at_super next = {s + ASK < se ? s + ASK : sg + (s + ASK - se), s + ASK < se ? sb : sb + 1};
+                if (next.sb == supers) next = (at_super){next.s - sg + se, 0};
+                if (next.s >= s1) next = (at_super){s, sb};
+                const lr_strip ahead = lr_strip_at(&c->parts, c->w, next.s);
+                unpack[c->w->type](&st, sb, &ahead, next.sb, &p[i]);
+                for (int t = 0; t < nt; t++) call_unit(c, &p[i], &x[j][t], row + 16 * (size_t)t, sb, s);
             }
         }
     }
