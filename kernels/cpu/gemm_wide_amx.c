@@ -7,7 +7,7 @@
  *
  * A unit is one tile of rows times one strip over one super-block: first a with high and low, then b, two result tiles
  * each. Storing the first two overlaps with the products of the others, and the float part of a unit with the products
- * of the next one; the tile unit never waits..
+ * of the next one; the tile unit never waits.
  */
 #include "cpu/gemm_amx.h"
 #include "cpu/gemm_wide_avx512.h"
