@@ -237,6 +237,7 @@ static int resume_step(lua_State *L, lua_State *co, int n_args, lua_KContext wra
         int n = 0;
         lr_lua_frame f;
         lr_lua_enter(&f, co);
+        lr_lua_watch_early(co);
         set_parked(co, IDLE);
         int st = lua_resume(co, L, n_args, &n);
         lr_lua_leave(&f);
