@@ -70,6 +70,8 @@ INLINE void unpack_block(const lr_form f, const lr_strip *st, size_t at, size_t 
     for (int i = 0; i < f.main; i++) _mm_prefetch(q + ahead + 64 * i, _MM_HINT_T1);
 #pragma GCC unroll 2
     for (int i = 0; i < f.extra; i++) _mm_prefetch(h + ahead + 64 * i, _MM_HINT_T1);
+    if (!f.super && at % 2 == 0) _mm_prefetch(st->d + ahead + at * 32, _MM_HINT_T1);
+    if (!f.super && f.min && at % 2 == 0) _mm_prefetch(st->m + ahead + at * 32, _MM_HINT_T1);
     unpack512(f, q, h, w);
 #pragma GCC unroll 8
     for (int g = 0; g < 8; g++) {
