@@ -78,7 +78,7 @@ local function finish_now(task, state)
     end
     task.state = state
     alive[task] = nil
-    task.co = nil
+    task.co = false
     if state == "failed" and not task.owned and not was_ended(task) then unseen[task] = true end
     local done = task.on_done
     task.on_done = nil
@@ -91,10 +91,11 @@ local function finish(task, state) return M.critical(finish_now, task, state) en
 ---@param fn function
 ---@return llmrun.Task
 function M.spawn(fn, ...)
-    local task = setmetatable({
-        state = "ready", on_done = {}, values = table.pack(...), ticket = false, cleanup = false,
+    local task = setmetatable({ -- all its fields from the first: one that is new later needs memory, which can fail
+        state = "ready", on_done = {}, values = table.pack(...), ticket = false, cleanup = false, owned = false,
+        limit = current and current.limit or false, most_busy = current and current.most_busy or false, busy = 0,
+        co = false, results = false, error = false, trace = false, cancel_reason = false,
     }, Task)
-    if current then task.limit, task.most_busy = current.limit, current.most_busy end
     task.co = coroutine.create(function(...)
         return xpcall(fn, on_error, ...)
     end)
@@ -137,7 +138,7 @@ local function after_step(task, how, ...)
     elseif how == "done" then
         conclude(task, ...)
     elseif how == "yielded" or how == "preempted" then -- a plain coroutine.yield of the program's: lets others run
-        if how == "preempted" then task.busy = (task.busy or 0) + SLICE end
+        if how == "preempted" then task.busy = task.busy + SLICE end
         task.state = "ready"
         task.values = { n = 0 }
         push(task)
@@ -182,7 +183,7 @@ local function run_task(task)
         after_step(task, core.step(task.co, table.unpack(values, 1, values.n)))
     end
     current = nil
-    if alive[task] and task.most_busy and (task.busy or 0) > task.most_busy then too_busy(task) end
+    if alive[task] and task.most_busy and task.busy > task.most_busy then too_busy(task) end
 end
 
 --- A new ticket: fired once, waited for by one task at most.
