@@ -8,7 +8,8 @@ import json
 import statistics
 import sys
 
-KEYS = ("output_rate", "ttft_ms", "ttft_p99_ms", "tpot_ms", "peak_mb")
+KEYS = ("output_rate", "ttft_mean_ms", "ttft_ms", "ttft_p99_ms", "tpot_ms", "peak_mb")
+SHOWN = KEYS[:5]
 
 
 def read(path):
@@ -19,8 +20,9 @@ def read(path):
             r = json.loads(text)
             if r["failed"]:
                 sys.exit(f"{side}: {r['failed']} requests failed on {model}")
-            values = {"output_rate": r["output_rate"], "ttft_ms": r["ttft_ms"]["median"],
-                      "ttft_p99_ms": r["ttft_ms"]["p99"], "tpot_ms": r["tpot_ms"]["median"], "peak_mb": r["peak_mb"]}
+            ttft = r["ttft_ms"]
+            values = {"output_rate": r["output_rate"], "ttft_mean_ms": ttft["mean"], "ttft_ms": ttft["median"],
+                      "ttft_p99_ms": ttft["p99"], "tpot_ms": r["tpot_ms"]["median"], "peak_mb": r["peak_mb"]}
             runs.setdefault((model, int(size)), {}).setdefault(side, []).append(values)
     return runs
 
@@ -60,13 +62,13 @@ def main():
     print(f"medians of {rows[0]['runs']}; {threads} threads; ratios above 1: llmrun is faster")
     for name, text in about.items():
         print(f"  {name}: {text}")
-    print(f"{'model':<10} {'at once':>7} {'server':<14} {'tokens/s':>9} {'ratio':>6} {'TTFT ms':>9} {'ratio':>6} "
-          f"{'TPOT ms':>9} {'ratio':>6} {'peak MB':>8}")
+    print(f"{'model':<10} {'at once':>7} {'server':<14} {'tokens/s':>9} {'ratio':>6} {'TTFT mean':>9} {'ratio':>6} "
+          f"{'median':>9} {'ratio':>6} {'p99, ms':>9} {'ratio':>6} {'TPOT ms':>9} {'ratio':>6} {'peak MB':>8}")
     losing = []
     for row in rows:
         for side, m in row["sides"].items():
             cells = []
-            for key in ("output_rate", "ttft_ms", "tpot_ms"):
+            for key in SHOWN:
                 r = m["ratio"][key] if "ratio" in m else None
                 cells.append(f"{m[key]:>9.1f} " + (f"{r:>6.2f}" if r else " " * 6))
                 if r and r < 1:
