@@ -336,7 +336,7 @@ describe("llmrun COMMAND on a model #model", function()
     it("Ctrl-C ends run with status 130", function()
         local file = os.tmpname()
         local _, err, status = sh("$L run --temperature 0 -p 'Write a very long story.' --ctx 4096 > " .. file .. " & p=$!; "
-            .. wait_until("[ -s " .. file .. " ]") .. "kill -INT $p; wait $p")
+            .. wait_until("[ -s " .. file .. " ]") .. "kill -INT $p 2>/dev/null; wait $p")
         os.remove(file)
         assert.equal(130, status)
         assert.equal("llmrun: interrupted\n", err)
@@ -357,7 +357,7 @@ describe("llmrun COMMAND on a model #model", function()
 
     it("Ctrl-C at any moment of a command is said in one line", function()
         for _, after in ipairs { 0.05, 0.15, 0.25 } do -- while it loads; or not yet, or not any more
-            local _, err, status = sh(("$L run -p 'Write a story.' -n 20 > /dev/null & p=$!; sleep %g; kill -INT $p; wait $p")
+            local _, err, status = sh(("$L run -p 'Write a story.' -n 20 > /dev/null & p=$!; sleep %g; kill -INT $p 2>/dev/null; wait $p")
                 :format(after))
             assert.equal(status == 0 and "" or "llmrun: interrupted\n", err)
         end
