@@ -8,6 +8,7 @@
  */
 #define _GNU_SOURCE
 #include "cpu/limits.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include <pthread.h>
 #include <stdint.h>
@@ -15,7 +16,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <time.h>
 #include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -34,13 +34,6 @@ typedef struct {
     double (*run)(long rounds); /* does the work, returns its operations */
     int (*there)(void);
 } op_t;
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
 
 #if defined(__x86_64__)
 
@@ -280,14 +273,14 @@ static void *work(void *arg)
     job_t *j = w->job;
     const size_t part = j->bytes / (size_t)j->n_threads & ~(size_t)4095;
     pthread_barrier_wait(&j->gate);
-    j->start[w->index] = now();
+    j->start[w->index] = lr_now();
     if (j->op) {
         j->done[w->index] = j->op->run(j->rounds);
     } else {
         read_memory(j->buffer + (size_t)w->index * part, part, j->way);
         j->done[w->index] = (double)part;
     }
-    j->end[w->index] = now();
+    j->end[w->index] = lr_now();
     return NULL;
 }
 

@@ -12,6 +12,7 @@
  */
 #define _GNU_SOURCE
 #include "base/pool.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include <limits.h>
 #include <linux/futex.h>
@@ -22,7 +23,6 @@
 #include <stdio.h>
 #include <string.h>
 #include <sys/syscall.h>
-#include <time.h>
 #include <unistd.h>
 
 enum { SPIN_NS = 60000, MAX_THREADS = 256, BITS = 20, MOST = (1 << BITS) - 1 };
@@ -69,13 +69,6 @@ static inline void relax(void)
 #endif
 }
 
-static int64_t clock_ns(clockid_t id)
-{
-    struct timespec t;
-    clock_gettime(id, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 static bool may_take(uint64_t w, int thread) { return TAKEN_OF(w) < N_OF(w) && (thread == 0 || !(w & CALLERS)); }
 
 static bool has_reason(lr_pool *p, uint64_t w, int thread)
@@ -108,7 +101,7 @@ static void wait_for_work(lr_pool *p, int thread)
             else
                 relax();
         }
-        int64_t t = clock_ns(CLOCK_MONOTONIC);
+        int64_t t = lr_clock_ns(CLOCK_MONOTONIC);
         if (!end) end = t + SPIN_NS;
         if (t > end) break;
     }
@@ -144,7 +137,7 @@ static void open_next(lr_pool *p)
 static bool tick_is_near(lr_pool *p, int64_t *last)
 {
     if (!p->tick_ns) return false;
-    const int64_t now = clock_ns(CLOCK_MONOTONIC), next = clock_ns(CLOCK_MONOTONIC_COARSE) + p->tick_ns;
+    const int64_t now = lr_clock_ns(CLOCK_MONOTONIC), next = lr_clock_ns(CLOCK_MONOTONIC_COARSE) + p->tick_ns;
     if (next - now > p->tick_ns / 8 || now - *last < p->tick_ns / 2) return false;
     *last = now;
     return true;

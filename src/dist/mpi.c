@@ -6,13 +6,13 @@
  * to a millisecond. Transfers that were begun go on only inside MPI calls: tick is one that does nothing else.
  */
 #include "base/comm.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include <limits.h>
 #include <mpi.h>
 #include <sched.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 enum { TAG = 17, FEW = 64 };
 
@@ -28,13 +28,6 @@ typedef struct mpi_comm {
 
 static mpi_comm *self(lr_comm *c) { return (mpi_comm *)c; }
 
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
-
 static int check(int rc, const char *what, lr_error *err)
 {
     char text[MPI_MAX_ERROR_STRING];
@@ -48,7 +41,7 @@ static int check(int rc, const char *what, lr_error *err)
  * to a sixteenth of the time waited, at most a millisecond. */
 static void pause_since(double begin)
 {
-    double waited = now() - begin, sleep = waited / 16;
+    double waited = lr_now() - begin, sleep = waited / 16;
     if (waited < 200e-6) {
         sched_yield();
         return;
@@ -59,7 +52,7 @@ static void pause_since(double begin)
 
 static int wait_for(MPI_Request *r, const char *what, lr_error *err)
 {
-    double begin = now();
+    double begin = lr_now();
     for (int done = 0;;) {
         int rc = check(MPI_Test(r, &done, MPI_STATUS_IGNORE), what, err);
         if (rc || done) return rc;
@@ -71,7 +64,7 @@ static void count(lr_comm *c, double begin, size_t bytes)
 {
     c->calls++;
     c->bytes += bytes;
-    c->seconds += now() - begin;
+    c->seconds += lr_now() - begin;
 }
 
 static int make(MPI_Comm comm, lr_comm **out, lr_error *err);
@@ -98,7 +91,7 @@ static int comm_split(lr_comm *b, int color, lr_comm **out, lr_error *err)
 static int comm_all_gather(lr_comm *b, const void *in, void *out, const int *bytes, lr_error *err)
 {
     mpi_comm *c = self(b);
-    double begin = now();
+    double begin = lr_now();
     int64_t at = 0;
     for (int r = 0; r < b->size; r++) {
         c->counts[r] = bytes[r];
@@ -119,7 +112,7 @@ static int comm_all_gather(lr_comm *b, const void *in, void *out, const int *byt
 static int comm_all_reduce(lr_comm *b, float *x, int n, lr_error *err)
 {
     mpi_comm *c = self(b);
-    double begin = now();
+    double begin = lr_now();
     int size = b->size, each = (n + size - 1) / size, first = each * b->rank, mine = n - first;
     if (mine > each) mine = each;
     if (mine < 0) mine = 0;
@@ -152,7 +145,7 @@ static int comm_all_reduce(lr_comm *b, float *x, int n, lr_error *err)
 
 static int comm_broadcast(lr_comm *b, void *data, size_t bytes, int root, lr_error *err)
 {
-    double begin = now();
+    double begin = lr_now();
     if (bytes > INT_MAX) return lr_fail(err, LR_ELIMIT, "a broadcast of %zu bytes at once", bytes);
     MPI_Request r;
     int rc = check(MPI_Ibcast(data, (int)bytes, MPI_BYTE, root, self(b)->comm, &r), "broadcast", err);
@@ -196,7 +189,7 @@ static int comm_recv(lr_comm *b, int from, void *data, size_t bytes, lr_error *e
 
 static int comm_probe(lr_comm *b, int from, size_t *bytes, lr_error *err)
 {
-    double begin = now();
+    double begin = lr_now();
     for (;;) {
         int there = 0, n = 0;
         MPI_Status st;

@@ -1,12 +1,12 @@
 /* engine.c - making, sizing and freeing an engine; its lists; its consistency check. See engine.h. */
 #include "engine/record.h"
+#include "base/clock.h"
 #include "engine/speculate_int.h"
 #include "base/dtype.h"
 #include "base/mem.h"
 #include <math.h>
 #include <stdio.h>
 #include <string.h>
-#include <time.h>
 
 enum { PROMPT_ROWS = 64 }; /* of a CPU; see rule.c */
 
@@ -288,13 +288,7 @@ double lr_engine_now(const lr_engine *e) { return lr_engine__now(e); }
 uint64_t lr_engine_generation(const lr_engine *e) { return e->generation; }
 const lr_metrics *lr_engine_metrics(const lr_engine *e) { return &e->metrics; }
 
-double lr_engine__now(const lr_engine *e)
-{
-    if (e->cfg.now) return e->cfg.now(e->cfg.now_user);
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
+double lr_engine__now(const lr_engine *e) { return e->cfg.now ? e->cfg.now(e->cfg.now_user) : lr_now(); }
 
 int lr_engine__not_in_step(const lr_engine *e, lr_error *err)
 {

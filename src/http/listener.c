@@ -5,6 +5,7 @@
  * shows there, as libmicrohttpd does not look at a suspended connection.
  */
 #include "http/http_int.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include <arpa/inet.h>
 #include <errno.h>
@@ -20,18 +21,12 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/timerfd.h>
-#include <time.h>
 #include <unistd.h>
 
 #define WAKE_MARK  UINT64_MAX
 #define TIMER_MARK (UINT64_MAX - 1)
 
-double lr_http__now(void)
-{
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    return (double)ts.tv_sec + 1e-9 * (double)ts.tv_nsec;
-}
+double lr_http__now(void) { return lr_now(); }
 
 lr_http_config lr_http_defaults(void)
 {

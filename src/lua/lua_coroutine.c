@@ -12,10 +12,10 @@
  * close handlers could run on for ever.
  */
 #include "lua/lua_int.h"
+#include "base/clock.h"
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <time.h>
 
 static char mark;      /* its address, as light userdata, is what a waiting task yields */
 static char fail_mark; /* first value of an answer: the wait failed, the second value says why */
@@ -437,24 +437,17 @@ static void stop_hook(lua_State *L, lua_Debug *ar)
     lua_error(L);
 }
 
-static int64_t now_ms(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000 + t.tv_nsec / 1000000;
-}
-
 /* A second one ends the process if nobody has taken note of the first. One that follows at once is the same: who
  * signals a process and its group (timeout, supervisors) sends two. */
 static void on_sigint(int sig)
 {
     static volatile int64_t first;
     if (interrupted) {
-        if (now_ms() - first < 100) return;
+        if (lr_clock_ns(CLOCK_MONOTONIC) - first < 100000000) return; /* 0.1 s */
         signal(sig, SIG_DFL);
         raise(sig);
     }
-    first = now_ms();
+    first = lr_clock_ns(CLOCK_MONOTONIC);
     interrupted = 1;
     lua_State *L = running ? running->L : NULL;
     if (L && hook_on_interrupt) lua_sethook(L, stop_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKLINE | LUA_MASKCOUNT, 1);

@@ -18,12 +18,12 @@
  * are not lost with it; the loop sees to it that there is one again.
  */
 #include "base/mem.h"
+#include "base/clock.h"
 #include "lua/lua_int.h"
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
-#include <time.h>
 
 #define TIME_SIGNAL SIGVTALRM
 #define IDLE_TICKS  80 /* ticks without calls until the watchdog sleeps */
@@ -168,13 +168,6 @@ static bool time_is_up(void)
     return (call & 1) && atomic_load(&watch.expired) == call;
 }
 
-static int64_t clock_ns(clockid_t clock)
-{
-    struct timespec t;
-    if (clock_gettime(clock, &t) != 0) return 0;
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 /* A function of our own modules, whose steps belong together. Programs in a sandbox can't have chunks of such a name.
  */
 static bool is_ours(lua_State *L, lua_Debug *ar)
@@ -196,7 +189,7 @@ bool lr_lua_limited(void) { return atomic_load_explicit(&watch.call, memory_orde
 
 bool lr_lua_is_late(void)
 {
-    return time_is_up() && !watch.held && (!watch.hard_at || clock_ns(CLOCK_THREAD_CPUTIME_ID) >= watch.hard_at);
+    return time_is_up() && !watch.held && (!watch.hard_at || lr_clock_ns(CLOCK_THREAD_CPUTIME_ID) >= watch.hard_at);
 }
 
 void lr_lua_check_time(lua_State *L)
@@ -211,7 +204,7 @@ static void time_hook(lua_State *L, lua_Debug *ar)
         if (!HOOKS_ALWAYS || !lr_lua_limited()) lua_sethook(L, NULL, 0, 0); /* left over from a call that has ended */
         return;
     }
-    if (watch.hard_at && clock_ns(CLOCK_THREAD_CPUTIME_ID) < watch.hard_at) {
+    if (watch.hard_at && lr_clock_ns(CLOCK_THREAD_CPUTIME_ID) < watch.hard_at) {
         if ((ar->event == LUA_HOOKCOUNT || ar->event == LUA_HOOKLINE) && lua_isyieldable(L) && !is_ours(L, ar))
             lr_lua_preempt(L);
         return;
@@ -277,7 +270,7 @@ static void *watchdog(void *arg)
         pthread_t thread = atomic_load(&watch.thread);
         clockid_t clock;
         if (pthread_getcpuclockid(thread, &clock) != 0) continue;
-        int64_t now = clock_ns(clock);
+        int64_t now = lr_clock_ns(clock);
         if (fresh) {
             int64_t from = atomic_load(&watch.from);
             since = from ? from : now;
@@ -353,7 +346,7 @@ static bool begin_inner(outer_time *o, const lr_lua_limits *lim)
     uint64_t call = atomic_load(&watch.call);
     if (!(lim->seconds > 0) || !(call & 1) || time_is_up()) return false;
     *o = (outer_time){
-        watch.base, clock_ns(CLOCK_THREAD_CPUTIME_ID), atomic_load(&watch.budget), watch.hard, watch.hard_at,
+        watch.base, lr_clock_ns(CLOCK_THREAD_CPUTIME_ID), atomic_load(&watch.budget), watch.hard, watch.hard_at,
         watch.limit};
     int64_t from = atomic_load(&watch.from);
     if (!from && atomic_load(&watch.seen) == call) from = atomic_load(&watch.since);
@@ -372,7 +365,7 @@ static bool begin_inner(outer_time *o, const lr_lua_limits *lim)
  * enough that the watchdog could. */
 static void end_inner(const outer_time *o)
 {
-    int64_t now = clock_ns(CLOCK_THREAD_CPUTIME_ID), left = o->left - (now - o->began);
+    int64_t now = lr_clock_ns(CLOCK_THREAD_CPUTIME_ID), left = o->left - (now - o->began);
     watch.base = o->base;
     watch.hard = o->hard;
     watch.hard_at = o->hard_at;
@@ -398,7 +391,7 @@ int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_l
     if (outer || inner) watch.base = &f;
     if (timed) {
         watch.hard = (int64_t)(lim->hard * 1e9);
-        watch.hard_at = lim->hard > 0 ? clock_ns(CLOCK_THREAD_CPUTIME_ID) + watch.hard : 0;
+        watch.hard_at = lim->hard > 0 ? lr_clock_ns(CLOCK_THREAD_CPUTIME_ID) + watch.hard : 0;
         begin_time(lim->seconds);
     }
     lr_lua_watch_early(L);

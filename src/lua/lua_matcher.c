@@ -3,10 +3,10 @@
  * A hole's function is called as fn(id, text) with the text so far, and returns a list of strings. It runs inside a
  * step or a method, so it cannot yield; an error in it is the error of what asked.
  */
+#include "base/clock.h"
 #include "base/mem.h"
 #include "lua/lua_grammar_int.h"
 #include <string.h>
-#include <time.h>
 
 #define MAX_STRINGS 200000
 #define MAX_BYTES   ((size_t)32 << 20)
@@ -231,15 +231,14 @@ static int matcher_allowed(lua_State *L)
 /* m:count() -> number of tokens that may come next, processor seconds that it took to find them; nil, text, code */
 static int matcher_count(lua_State *L)
 {
-    struct timespec a, b;
     size_t n;
     lr_matcher *m = lr_lua_check_matcher(L, 1);
     uint32_t *bits = new_mask(L, m);
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &a);
+    const int64_t from = lr_clock_ns(CLOCK_THREAD_CPUTIME_ID);
     if (!get_mask(L, m, bits, &n)) return 3;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &b);
+    const int64_t took = lr_clock_ns(CLOCK_THREAD_CPUTIME_ID) - from;
     lua_pushinteger(L, (lua_Integer)n);
-    lua_pushnumber(L, (double)(b.tv_sec - a.tv_sec) + 1e-9 * (double)(b.tv_nsec - a.tv_nsec));
+    lua_pushnumber(L, 1e-9 * (double)took);
     return 2;
 }
 

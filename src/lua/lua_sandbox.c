@@ -11,10 +11,10 @@
  */
 #define _GNU_SOURCE /* CLOCK_THREAD_CPUTIME_ID */
 #include "base/mem.h"
+#include "base/clock.h"
 #include "lua/lua_int.h"
 #include <lualib.h>
 #include <string.h>
-#include <time.h>
 
 #define SANDBOX "llmrun.sandbox"
 
@@ -47,12 +47,7 @@ static void *box_alloc(void *ud, void *p, size_t old, size_t n)
     return q;
 }
 
-static double cpu_now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
+static double cpu_now(void) { return 1e-9 * (double)lr_clock_ns(CLOCK_THREAD_CPUTIME_ID); }
 
 /* ---- copies between states ---- */
 
@@ -149,9 +144,7 @@ static int transfer(lua_State *from, int first, int n, lua_State *to)
 
 static int inside_now(lua_State *L)
 {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    lua_pushnumber(L, (lua_Number)ts.tv_sec + 1e-9 * (lua_Number)ts.tv_nsec);
+    lua_pushnumber(L, lr_now());
     return 1;
 }
 

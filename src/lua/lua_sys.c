@@ -1,6 +1,7 @@
 /* lua_sys.c - the few things of the operating system that lua/llmrun needs and Lua lacks: clock, terminal, files. */
 #define _GNU_SOURCE /* sched_getaffinity */
 #include "base/mem.h"
+#include "base/clock.h"
 #include "lua/lua_int.h"
 #include <dirent.h>
 #include <errno.h>
@@ -16,7 +17,6 @@
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <termios.h>
-#include <time.h>
 #include <unistd.h>
 #include <utf8proc.h>
 
@@ -31,9 +31,7 @@ static int fail_errno(lua_State *L, const char *what)
 /* now() -> seconds, monotonic */
 static int sys_now(lua_State *L)
 {
-    struct timespec ts;
-    clock_gettime(CLOCK_MONOTONIC, &ts);
-    lua_pushnumber(L, (lua_Number)ts.tv_sec + 1e-9 * (lua_Number)ts.tv_nsec);
+    lua_pushnumber(L, lr_now());
     return 1;
 }
 

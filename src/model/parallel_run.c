@@ -5,16 +5,9 @@
  * it is used: a block that does not exist would be read outside of memory.
  */
 #include "base/mem.h"
+#include "base/clock.h"
 #include "model/parallel_int.h"
 #include <string.h>
-#include <time.h>
-
-static double now(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
 
 /* Blocks of a table up to a position. */
 static int blocks_to(const parallel *p, int pos) { return pos / p->block_size + 1; }
@@ -197,9 +190,9 @@ static int run_micro(parallel *p, const lr_batch *b, int r0, int r1, bool hidden
     m.logits = p->res + (size_t)(t->partial ? r0 : out0) * width;
     if (hidden && p->hid) m.hidden = p->hid + (size_t)out0 * (size_t)p->base.n_embd;
     if (pl->pp > 1) m.tick = p->data;
-    double begin = now();
+    double begin = lr_now();
     if (!rc) rc = p->own->ops->forward(p->own, &m, err);
-    *busy += now() - begin;
+    *busy += lr_now() - begin;
     if (rc || !t->partial) return rc;
     return p->data->ops->send_start(p->data, p->data->rank + pl->tp, m.logits,
                                     (size_t)m.n_rows * width * sizeof *p->res, err);
@@ -277,7 +270,7 @@ int lr_parallel__forward(lr_model *m, const lr_batch *b, lr_error *err)
 {
     parallel *p = (parallel *)m;
     const lr_division *d = &lr_parallel__run;
-    double begin = now(), gathering = d->place.group->seconds, busy = 0;
+    double begin = lr_now(), gathering = d->place.group->seconds, busy = 0;
     uint64_t calls = d->place.group->calls, bytes = d->place.group->bytes;
     int n_micro = d->place.pp == 1 ? 1 : b->n_rows / d->micro_rows, rc;
     if (n_micro > 4 * d->place.pp) n_micro = 4 * d->place.pp;
@@ -293,7 +286,7 @@ int lr_parallel__forward(lr_model *m, const lr_batch *b, lr_error *err)
     s->gathers += d->place.group->calls - calls;
     s->bytes += d->place.group->bytes - bytes;
     s->gather += d->place.group->seconds - gathering;
-    s->forward += now() - begin;
+    s->forward += lr_now() - begin;
     s->busy += busy;
     return 0;
 }

@@ -5,10 +5,10 @@
  * the tables say, and a wrong table shows in what it is given.
  */
 #include "base/mem.h"
+#include "base/clock.h"
 #include "model/model.h"
 #include <math.h>
 #include <string.h>
-#include <time.h>
 
 typedef struct scripted {
     lr_model m; /* first */
@@ -90,16 +90,9 @@ static int run_row(scripted *s, const lr_batch_seq *q, int pos, float *logits, l
     return 0;
 }
 
-static int64_t now_ns(void)
-{
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
-}
-
 static void wait_until(int64_t t)
 {
-    for (int64_t left; (left = t - now_ns()) > 0;) {
+    for (int64_t left; (left = t - lr_clock_ns(CLOCK_MONOTONIC)) > 0;) {
         struct timespec d = {left / 1000000000, left % 1000000000};
         if (left > 100000) nanosleep(&d, NULL); /* shorter waits spin: sleeping is not that exact */
     }
@@ -108,7 +101,7 @@ static void wait_until(int64_t t)
 static int forward(lr_model *m, const lr_batch *b, lr_error *err)
 {
     scripted *s = (scripted *)m;
-    int64_t end = s->cfg.cost_ns > 0 ? now_ns() + s->cfg.cost_ns * b->n_rows : 0;
+    int64_t end = s->cfg.cost_ns > 0 ? lr_clock_ns(CLOCK_MONOTONIC) + s->cfg.cost_ns * b->n_rows : 0;
     for (int i = 0; i < b->n_seqs; i++) {
         const lr_batch_seq *q = &b->seqs[i];
         for (int g = 0; g < m->n_groups; g++) {

@@ -12,11 +12,11 @@
  * different owners never share anything, forks excepted.
  */
 #include "base/dtype.h"
+#include "base/clock.h"
 #include "base/mem.h"
 #include "spec/spec.h"
 #include <math.h>
 #include <string.h>
-#include <time.h>
 
 enum { MAX_PASSES = LR_SPEC_MAX + 64, FEATURES_MOST = 4096 /* rows that wait, at most */ };
 
@@ -398,13 +398,7 @@ static bool room_for(lr_draft *d, lr_draft_slot *s, int n)
     return true;
 }
 
-static double seconds(const lr_draft *d)
-{
-    if (d->cfg.now) return d->cfg.now(d->cfg.now_user);
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + (double)t.tv_nsec * 1e-9;
-}
+static double seconds(const lr_draft *d) { return d->cfg.now ? d->cfg.now(d->cfg.now_user) : lr_now(); }
 
 /* Puts n of the slot's tokens into the batch; the last one's logits are wanted if `out`. */
 static void add(lr_draft *d, lr_batch *b, lr_draft_job *j, int n, bool out)
