@@ -130,6 +130,14 @@ static void touched(const lr_logits *l, lr_scratch *w, int32_t id, float old)
         *peak = w->k->max(l->x + at, left < LR_PIECE ? left : LR_PIECE);
 }
 
+/* The token's value, at x, becomes v. */
+static void set(const lr_logits *l, lr_scratch *w, int32_t id, float *x, float v)
+{
+    float old = *x;
+    *x = v;
+    touched(l, w, id, old);
+}
+
 static float value(const lr_scratch *w, float x) { return w->warm ? (x - w->from) / w->t : x; }
 
 /* The places of all values >= threshold, and perhaps of some that are a little smaller. */
@@ -191,10 +199,8 @@ static void repeat_token(const lr_stage *s, lr_logits *l, lr_scratch *w, int32_t
 {
     if (id < 0 || id >= l->n_vocab || w->mark[id] == w->epoch) return;
     w->mark[id] = w->epoch;
-    float *x = lr_stage_slot(l, id), old = x ? *x : 0;
-    if (!x) return;
-    *x = *x > 0 ? *x / s->repetition : *x * s->repetition;
-    touched(l, w, id, old);
+    float *x = lr_stage_slot(l, id);
+    if (x) set(l, w, id, x, *x > 0 ? *x / s->repetition : *x * s->repetition);
 }
 
 /* Repetition looks at prompt and output (arXiv:1909.05858); presence and frequency at the output only, as OpenAI's API
@@ -223,10 +229,8 @@ static void penalties(const lr_stage *s, lr_logits *l, lr_scratch *w, const lr_s
             w->count[id]++;
         }
         for (int i = 0; i < n; i++) {
-            float *x = lr_stage_slot(l, w->ids[i]), old = x ? *x : 0;
-            if (!x) continue;
-            *x -= s->presence + s->frequency * (float)w->count[w->ids[i]];
-            touched(l, w, w->ids[i], old);
+            float *x = lr_stage_slot(l, w->ids[i]);
+            if (x) set(l, w, w->ids[i], x, *x - (s->presence + s->frequency * (float)w->count[w->ids[i]]));
         }
     }
     lr_stage_changed(l, w);
@@ -542,10 +546,8 @@ static void allow(const lr_stage *s, lr_logits *l, lr_scratch *w)
 static void ban(const lr_stage *s, lr_logits *l, lr_scratch *w)
 {
     for (size_t i = 0; i < s->n_ids; i++) {
-        float *x = lr_stage_slot(l, s->ids[i]), old = x ? *x : 0;
-        if (!x) continue;
-        *x = -INFINITY;
-        touched(l, w, s->ids[i], old);
+        float *x = lr_stage_slot(l, s->ids[i]);
+        if (x) set(l, w, s->ids[i], x, -INFINITY);
     }
     lr_stage_changed(l, w);
 }
@@ -553,10 +555,8 @@ static void ban(const lr_stage *s, lr_logits *l, lr_scratch *w)
 static void bias(const lr_stage *s, lr_logits *l, lr_scratch *w)
 {
     for (size_t i = 0; i < s->n_ids; i++) {
-        float *x = lr_stage_slot(l, s->ids[i]), old = x ? *x : 0;
-        if (!x) continue;
-        *x += s->values[i];
-        touched(l, w, s->ids[i], old);
+        float *x = lr_stage_slot(l, s->ids[i]);
+        if (x) set(l, w, s->ids[i], x, *x + s->values[i]);
     }
     lr_stage_changed(l, w);
 }
