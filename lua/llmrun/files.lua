@@ -64,4 +64,15 @@ end
 
 File.__gc = File.__close
 
+--- A whole text. true; or nil and what is wrong.
+---@param path string
+---@param text string
+function M.save(path, text)
+    local f <close>, err = M.create(path)
+    if not f then return nil, err end
+    local ok, why = f:write(text)
+    if not ok then return nil, why end
+    return f:done()
+end
+
 return M

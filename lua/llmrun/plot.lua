@@ -12,6 +12,8 @@
 --- has what is shown when one points at a point. theme: colors { ink, grid, axis, back } of a page that the plot is
 --- part of (CSS values; else those of a white sheet).
 
+local files = require "llmrun.files"
+
 local M = {}
 
 local colors = { "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000" }
@@ -275,22 +277,11 @@ function M.svg(spec)
     return table.concat(page, "\n")
 end
 
---- Writes a text to a file: true, or nil and a text.
----@param path string
----@param text string
-function M.save_text(path, text)
-    local f <close>, err = require("llmrun.files").create(path)
-    if not f then return nil, err end
-    local ok, why = f:write(text)
-    if not ok then return nil, why end
-    return f:done()
-end
-
 --- Writes the plot to a file: true, or nil and a text.
 ---@param path string
 ---@param spec table
 function M.save(path, spec)
-    return M.save_text(path, M.svg(spec))
+    return files.save(path, M.svg(spec))
 end
 
 return M

@@ -4,6 +4,7 @@
 ---   report.save("r.html", report.page { title = "...", lead = "...", sections = {
 ---       { title = "Times", report.table { caption = "...", heads = {...}, rows = {...} }, report.plot {...} } } })
 
+local files = require "llmrun.files"
 local plot = require "llmrun.plot"
 
 local M = {}
@@ -139,6 +140,6 @@ end
 --- Writes a text to a file: true, or nil and a text.
 ---@param path string
 ---@param text string
-M.save = plot.save_text
+M.save = files.save
 
 return M

@@ -1,6 +1,7 @@
 --- llmrun chat: a conversation on the terminal.
 
 local core = require "llmrun.core"
+local files = require "llmrun.files"
 local loop = require "llmrun.loop"
 local common = require "llmrun.cli.common"
 local errors = require "llmrun.errors"
@@ -84,10 +85,8 @@ end
 
 function commands.save(chat, path)
     if path == "" then return print("/save needs a file") end
-    local f, err = io.open(path, "w")
-    if not f then return print(err) end
-    f:write(require("cjson").encode(chat.session.messages), "\n")
-    f:close()
+    local ok, err = files.save(path, require("cjson").encode(chat.session.messages) .. "\n")
+    if not ok then print(err) end
 end
 
 local Chat = {}

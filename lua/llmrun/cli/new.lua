@@ -2,6 +2,7 @@
 
 local core = require "llmrun.core"
 local args = require "llmrun.cli.args"
+local save = require("llmrun.files").save
 local starters = require "llmrun.cli.starters"
 
 local M = {
@@ -25,15 +26,11 @@ runs in milliseconds, without a model file (require "llmrun.testing"). Nothing i
 
 --- written: a list of what is there so far; all of it goes again where something can't be written.
 local function write(path, text, written)
-    local f, err = io.open(path, "w")
-    local ok, why = f, err
-    if f then
+    local ok, why = save(path, text)
+    if ok then
         table.insert(written, path)
-        ok, why = f:write(text)
-        if ok then ok, why = f:close() else f:close() end
-        why = path .. ": " .. tostring(why)
+        return
     end
-    if ok then return end
     for i = #written, 1, -1 do os.remove(written[i]) end
     args.fail(why)
 end
