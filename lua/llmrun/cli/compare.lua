@@ -2,6 +2,7 @@
 
 local core = require "llmrun.core"
 local common = require "llmrun.cli.common"
+local count = require("llmrun.words").count
 local args = require "llmrun.cli.args"
 local kv_types = require "llmrun.kv_types"
 
@@ -132,7 +133,7 @@ function M.run(o)
         100 * r.change_mean, 100 * r.change_rms))
     print(("perplexity         %.4f, then %.4f (%+.3f %%)"):format(r.perplexity_a, r.perplexity_b,
         100 * (r.perplexity_b / r.perplexity_a - 1)))
-    print(("%d tokens in %d window%s"):format(r.tokens, #list, #list == 1 and "" or "s"))
+    print(("%d tokens in %s"):format(r.tokens, count(#list, "window")))
     return 0
 end
 

@@ -2,6 +2,7 @@
 
 local core = require "llmrun.core"
 local common = require "llmrun.cli.common"
+local count = require("llmrun.words").count
 local args = require "llmrun.cli.args"
 
 local M = {
@@ -77,8 +78,7 @@ function M.run(o)
     bar()
     local n, rows = write(o.out, model.engine:observed(), o, #list)
     if not o.quiet then
-        print(("%s: %d matrices over %d tokens in %d window%s"):format(o.out, n, rows, #list,
-            #list == 1 and "" or "s"))
+        print(("%s: %d matrices over %d tokens in %s"):format(o.out, n, rows, count(#list, "window")))
     end
     return 0
 end

@@ -2,6 +2,7 @@
 
 local core = require "llmrun.core"
 local common = require "llmrun.cli.common"
+local count = require("llmrun.words").count
 local args = require "llmrun.cli.args"
 local kv_types = require "llmrun.kv_types"
 local plan = require "llmrun.plan"
@@ -142,8 +143,8 @@ local function print_memory(r, o)
             r.hp.experts_used, r.hp.experts))
     end
     local types = o.kv_value_type and ("%s and %s"):format(o.kv_type, o.kv_value_type) or o.kv_type
-    print(("  KV       %10s   %d sequence%s of %d tokens, %s, blocks of %d"):format(common.size(r.kv_bytes), o.batch,
-        o.batch == 1 and "" or "s", r.ctx, types, o.block_size))
+    print(("  KV       %10s   %s of %d tokens, %s, blocks of %d"):format(common.size(r.kv_bytes),
+        count(o.batch, "sequence"), r.ctx, types, o.block_size))
     local all = r.weight_bytes + r.kv_bytes
     if r.draft then
         print(("  draft    %10s   weights of the model that drafts"):format(common.size(r.draft.weight_bytes)))

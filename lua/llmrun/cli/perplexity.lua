@@ -1,6 +1,7 @@
 --- llmrun perplexity: how well a model foretells a text.
 
 local common = require "llmrun.cli.common"
+local count = require("llmrun.words").count
 local args = require "llmrun.cli.args"
 
 local M = {
@@ -67,9 +68,9 @@ function M.run(o)
     if o.json then
         print(require("cjson").encode(record))
     else
-        print(("perplexity %.4f%s  (mean negative log-likelihood %.6f, %d tokens scored in %d window%s of %d)"):format(
-            record.perplexity, record.error and (" +- %.4f"):format(record.error) or "", nll, n, #list,
-            #list == 1 and "" or "s", record.window))
+        print(("perplexity %.4f%s  (mean negative log-likelihood %.6f, %d tokens scored in %s of %d)"):format(
+            record.perplexity, record.error and (" +- %.4f"):format(record.error) or "", nll, n,
+            count(#list, "window"), record.window))
     end
     return 0
 end

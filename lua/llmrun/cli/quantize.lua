@@ -2,6 +2,7 @@
 
 local core = require "llmrun.core"
 local common = require "llmrun.cli.common"
+local count = require("llmrun.words").count
 local args = require "llmrun.cli.args"
 local quantize = require "llmrun.quantize"
 
@@ -80,8 +81,7 @@ local function summary(plan)
     end
     table.sort(order, function(a, b) return by[a][2] > by[b][2] end)
     for i, name in ipairs(order) do
-        order[i] = ("%s: %d tensor%s, %s"):format(name, by[name][1], by[name][1] == 1 and "" or "s",
-            common.size(by[name][2]))
+        order[i] = ("%s: %s, %s"):format(name, count(by[name][1], "tensor"), common.size(by[name][2]))
     end
     return bytes, 8 * bytes / math.max(1, values), table.concat(order, "; ")
 end
