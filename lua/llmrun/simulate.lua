@@ -91,13 +91,13 @@ function Replica.__index(r, key)
     return i and (select(i, rawget(r, "fleet"):look(rawget(r, "number"))))
 end
 
---- Refuses more replicas than the memory holds that the system says is there. each: bytes of one.
-local function check_memory(n, each)
-    local file <close> = io.open("/proc/meminfo", "r")
-    local free = file and file:read("a"):match("MemAvailable:%s*(%d+) kB")
-    if free and (n - 16) * each > free * 1024 then
+--- Refuses more replicas than there is memory for. first: bytes of the process before the 16 that it has now.
+local function check_memory(n, first)
+    local now, _, free = core.memory()
+    local each = (now - first) / 16
+    if (n - 16) * each > free then
         fail("%d replicas need %.1f GB of memory, and there are %.1f GB: fewer, or less KV each (engine.kv_tokens)", n,
-            n * each / 1e9, (free * 1024 + 16 * each) / 1e9)
+            n * each / 1e9, (free + 16 * each) / 1e9)
     end
 end
 
@@ -118,7 +118,7 @@ local function new_fleet(p, o)
         local status
         self.engines[i], status = new_engine(cost, e, kv_tokens, o)
         self.status = self.status or status
-        if i == 16 then check_memory(n, (core.memory() - first) / i) end
+        if i == 16 then check_memory(n, first) end
         if core.interrupted() then errors.raise(CALL, "interrupted", "cancelled") end
         if o.progress and core.now() > told + 0.25 then
             told = core.now()

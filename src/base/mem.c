@@ -1,7 +1,9 @@
 /* mem.c - see mem.h */
 #define _GNU_SOURCE
 #include "base/mem.h"
+#include <math.h>
 #include <stdatomic.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -63,3 +65,25 @@ void lr_free_aligned(void *p) { free(p); }
 uint64_t lr_mem_allocs(void) { return atomic_load(&n_allocs); }
 
 int64_t lr_mem_fail_at(int64_t n) { return atomic_exchange(&fail_at, n); }
+
+static double read_number(const char *path, const char *key)
+{
+    char line[128];
+    double v = INFINITY;
+    size_t n = strlen(key);
+    FILE *f = fopen(path, "r");
+    if (!f) return v;
+    while (fgets(line, sizeof line, f)) {
+        if (strncmp(line, key, n) == 0 && sscanf(line + n, "%lf", &v) == 1) break;
+    }
+    fclose(f);
+    return v;
+}
+
+double lr_mem_available(void)
+{
+    double all = read_number("/proc/meminfo", "MemAvailable:") * 1024;
+    double group = read_number("/sys/fs/cgroup/memory.max", "") - read_number("/sys/fs/cgroup/memory.current", "");
+    if (group >= 0 && group < all) all = group;
+    return isfinite(all) ? all : 4e9;
+}

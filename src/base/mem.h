@@ -28,6 +28,9 @@ uint64_t lr_mem_allocs(void);
  * allocation has failed. */
 int64_t lr_mem_fail_at(int64_t n);
 
+/* Bytes that this process may still take: what the machine has available, less if its control group has less. */
+double lr_mem_available(void);
+
 /* *out = a * b or a + b; false if it wraps. */
 static inline bool lr_mul(size_t a, size_t b, size_t *out) { return !__builtin_mul_overflow(a, b, out); }
 static inline bool lr_add(size_t a, size_t b, size_t *out) { return !__builtin_add_overflow(a, b, out); }

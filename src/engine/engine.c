@@ -4,8 +4,6 @@
 #include "engine/speculate_int.h"
 #include "base/dtype.h"
 #include "base/mem.h"
-#include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 enum { PROMPT_ROWS = 64 }; /* of a CPU; see rule.c */
@@ -70,29 +68,6 @@ static int fill_config(lr_engine_config *c, const lr_model *m, lr_error *err)
     return 0;
 }
 
-static double read_number(const char *path, const char *key)
-{
-    char line[128];
-    double v = INFINITY;
-    size_t n = strlen(key);
-    FILE *f = fopen(path, "r");
-    if (!f) return v;
-    while (fgets(line, sizeof line, f)) {
-        if (strncmp(line, key, n) == 0 && sscanf(line + n, "%lf", &v) == 1) break;
-    }
-    fclose(f);
-    return v;
-}
-
-/* Bytes that this process may still take: what the machine has available, less if its control group has less. */
-static double available_memory(void)
-{
-    double all = read_number("/proc/meminfo", "MemAvailable:") * 1024;
-    double group = read_number("/sys/fs/cgroup/memory.max", "") - read_number("/sys/fs/cgroup/memory.current", "");
-    if (group >= 0 && group < all) all = group;
-    return isfinite(all) ? all : 4e9;
-}
-
 /* Bytes that KV may take unless told otherwise. On a device most of what is free: nothing else wants it, but a batch's
  * activations, which are made after the KV. */
 static double kv_room(const lr_engine_config *c, const lr_model *m)
@@ -100,7 +75,7 @@ static double kv_room(const lr_engine_config *c, const lr_model *m)
     size_t device = m->ops->room ? m->ops->room(m) : 0;
     if (c->kv_bytes) return (double)c->kv_bytes;
     if (device) return (double)device * (c->kv_fraction > 0 ? c->kv_fraction : 0.75);
-    return available_memory() * (c->kv_fraction > 0 ? c->kv_fraction : 0.4);
+    return lr_mem_available() * (c->kv_fraction > 0 ? c->kv_fraction : 0.4);
 }
 
 /* Blocks of a windowed group beside n0 blocks of the full ones: what max_seqs sequences can look back at. */

@@ -123,7 +123,7 @@ static int sys_fail_alloc(lua_State *L)
     return 1;
 }
 
-/* memory() -> bytes resident now, and at most so far */
+/* memory() -> bytes resident now, at most so far, and that may still be taken */
 static int sys_memory(lua_State *L)
 {
     long pages = 0, dummy = 0;
@@ -136,7 +136,8 @@ static int sys_memory(lua_State *L)
     getrusage(RUSAGE_SELF, &ru);
     lua_pushinteger(L, (lua_Integer)pages * sysconf(_SC_PAGESIZE));
     lua_pushinteger(L, (lua_Integer)ru.ru_maxrss * 1024);
-    return 2;
+    lua_pushinteger(L, (lua_Integer)lr_mem_available());
+    return 3;
 }
 
 /* cpus() -> number of processors this process may run on */
