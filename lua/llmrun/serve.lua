@@ -162,7 +162,8 @@ local function ended(self, x, task)
     if task.state == "failed" and not x.gone then
         local status, message, param, code = explain(task.error)
         if not status then
-            self.log(("%s %s: %s"):format(x.req.method, x.req.path, task.trace or tostring(task.error)))
+            local line = (x.req.method .. " " .. x.req.path):gsub("[^ -~]", "?") -- nothing that a terminal obeys
+            self.log(line .. ": " .. (task.trace or tostring(task.error)))
             status, message, code = 500, "the server failed at this request", "internal_error"
         end
         pcall(res.broken, res, status, message, param, code)

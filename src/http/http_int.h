@@ -14,7 +14,8 @@
 typedef struct lr_http_conn {
     struct lr_http_conn *prev, *next;
     int fd;
-    double since;    /* of its present phase */
+    double since;    /* of its present phase; INFINITY: it has been cut off */
+    bool end_seen;   /* at the last look the client had sent its end, amid or between requests */
     lr_http_req *at; /* request being read or answered, NULL between requests */
 } lr_http_conn;
 

@@ -105,10 +105,27 @@ static void cut_off(lr_http *h, lr_http_conn *c)
     c->since = INFINITY;
 }
 
+/* libmicrohttpd reads until a socket gives less than it was asked for, and then waits for news of it. An end that came
+ * together with the last bytes is no news, so nobody but us misses a client that left amid a request. Seen twice, for
+ * what has just been read may still be a whole request. Returns whether there is reason to look again soon. */
+static bool look_for_end(lr_http_conn *c)
+{
+    char byte;
+    bool end = recv(c->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0, again = end && !c->end_seen;
+    if (end && !again) {
+        shutdown(c->fd, SHUT_RDWR);
+        c->since = INFINITY;
+    }
+    c->end_seen = end;
+    return again;
+}
+
 static void sweep(lr_http *h)
 {
     double now = lr_http__now();
+    bool soon = false;
     for (lr_http_conn *c = h->conns; c; c = c->next) {
+        if (c->since == INFINITY) continue;
         double limit = h->cfg.idle_timeout;
         if (c->at && c->at->phase == LR_HTTP_HEADERS)
             limit = h->cfg.header_timeout;
@@ -116,8 +133,12 @@ static void sweep(lr_http *h)
             limit = h->cfg.body_timeout;
         else if (c->at)
             continue;
-        if (now - c->since > limit) cut_off(h, c);
+        if (now - c->since > limit)
+            cut_off(h, c);
+        else
+            soon = look_for_end(c) || soon;
     }
+    if (soon) timerfd_settime(h->timer, 0, &(struct itimerspec){{1, 0}, {0, 50000000}}, NULL);
 }
 
 static void client_left(lr_http *h, uint64_t mark)

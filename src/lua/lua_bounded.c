@@ -7,8 +7,9 @@
  * not called for an error that says that the time is over, since hooks are off in it. What takes memory as it goes is
  * stopped by the limit on that. A repetition of nothing would count to the end in any case, and is left out.
  *
- * Finalizers come at any time, also where nothing has a limit, and hooks are off in them: setmetatable puts a function
- * in their place that calls them on a thread of their own, as a call with limits.
+ * Finalizers come at any time, also where nothing has a limit, and hooks are off in them: setmetatable has others
+ * finalized in their place, which call them on a thread of their own, as a call with limits. The metatables of C's
+ * objects can't be reached by getmetatable. The debug library still leads there: it is for who is trusted.
  *
  * The sandbox has guards of its own (lua/llmrun/sandbox/inside.lua).
  */
@@ -132,20 +133,35 @@ static int debug_sethook(lua_State *L)
     return n;
 }
 
-/* ---- finalizers ---- */
+/* ---- finalizers ----
+ *
+ * Lua calls as a finalizer what stands in the metatable when an object is collected, whatever stood there when it got
+ * it. So it must not know of the object: it gets the metatable while __gc is out of it. A guard is finalized in its
+ * place, which holds the object, and which only an ephemeron table holds, under the object: they are collected
+ * together, and the guard brings the object back for its finalizer. */
+
+static const char guards, guard_class; /* keys in the registry: that table, the guards' metatable */
 
 static const lua_State *finalizer; /* the thread of the one that runs; they never run inside each other */
 
 bool lr_lua_is_finalizer(const lua_State *L) { return L == finalizer; }
 
-/* __gc; upvalue: the function that was given. An error becomes a warning (warn "@on"), as of any finalizer. */
+/* __gc of a guard: calls the object's. An error becomes a warning (warn "@on"), as of any finalizer. */
 static int finalize(lua_State *L)
 {
     lr_error err;
     lua_settop(L, 1);
+    lua_getiuservalue(L, 1, 1);
+    lua_rawgetp(L, LUA_REGISTRYINDEX, &guards);
+    lua_pushvalue(L, 2);
+    lua_pushnil(L);
+    lua_rawset(L, 3); /* setmetatable may give it a new one */
+    if (!lua_getmetatable(L, 2)) return 0;
+    lua_pushliteral(L, "__gc");
+    if (lua_rawget(L, -2) == LUA_TNIL) return 0;
     lua_State *co = lua_newthread(L);
-    lua_pushvalue(L, lua_upvalueindex(1));
-    lua_pushvalue(L, 1);
+    lua_insert(L, -2);
+    lua_pushvalue(L, 2);
     lua_xmove(L, co, 2);
     const lua_State *before = finalizer;
     finalizer = co;
@@ -158,25 +174,91 @@ static int finalize(lua_State *L)
     return luaL_error(L, "%s", err.text);
 }
 
-/* Before an object gets the metatable at idx. */
-static void bound_finalizer(lua_State *L, int idx)
+/* Gives the object at 1 a guard, unless it has one. */
+static void guard_object(lua_State *L)
 {
-    if (!lua_istable(L, idx)) return;
-    lua_pushliteral(L, "__gc");
-    if (lua_rawget(L, idx) == LUA_TFUNCTION && lua_tocfunction(L, -1) != finalize) {
-        lua_pushliteral(L, "__gc");
-        lua_insert(L, -2);
-        lua_pushcclosure(L, finalize, 1);
-        lua_rawset(L, idx);
-        return;
+    lua_rawgetp(L, LUA_REGISTRYINDEX, &guards);
+    lua_pushvalue(L, 1);
+    if (lua_rawget(L, -2) == LUA_TNIL) {
+        lua_newuserdatauv(L, 0, 1);
+        lua_pushvalue(L, 1);
+        lua_setiuservalue(L, -2, 1);
+        lua_pushvalue(L, 1);
+        lua_pushvalue(L, -2);
+        lua_rawset(L, -5);
+        lua_rawgetp(L, LUA_REGISTRYINDEX, &guard_class);
+        lua_setmetatable(L, -2);
     }
-    lua_pop(L, 1);
+    lua_settop(L, 2);
 }
 
-static int bounded_setmetatable(lua_State *L)
+/* Whether 1 and 2 are a table and a metatable with a finalizer. */
+static bool has_finalizer(lua_State *L)
 {
-    bound_finalizer(L, 2);
-    return original(L, 1);
+    if (!lua_istable(L, 1) || !lua_istable(L, 2)) return false;
+    lua_pushliteral(L, "__gc");
+    bool has = lua_rawget(L, 2) != LUA_TNIL;
+    lua_pop(L, 1);
+    return has;
+}
+
+/* Nothing here takes memory between taking __gc out and putting it back. */
+static int set_guarded(lua_State *L)
+{
+    lua_settop(L, 2);
+    guard_object(L);
+    lua_pushliteral(L, "__gc");
+    lua_pushvalue(L, 3);
+    lua_rawget(L, 2);
+    lua_pushvalue(L, 3);
+    lua_pushnil(L);
+    lua_rawset(L, 2);
+    lua_pushvalue(L, 2);
+    lua_setmetatable(L, 1);
+    lua_rawset(L, 2);
+    lua_settop(L, 1);
+    return 1;
+}
+
+static int base_setmetatable(lua_State *L)
+{
+    if (!has_finalizer(L) || luaL_getmetafield(L, 1, "__metatable") != LUA_TNIL) return original(L, 1);
+    return set_guarded(L);
+}
+
+static int debug_setmetatable(lua_State *L) { return has_finalizer(L) ? set_guarded(L) : original(L, 1); }
+
+/* A metatable of C's objects, under its name in the registry (if it is there), is shown as a copy without __gc: Lua
+ * knows of these objects, and would call whatever is put there. */
+void lr_lua_hide_finalizer(lua_State *L, const char *name)
+{
+    int top = lua_gettop(L);
+    if (luaL_getmetatable(L, name) == LUA_TTABLE && lua_getfield(L, -1, "__metatable") == LUA_TNIL) {
+        lua_newtable(L);
+        for (lua_pushnil(L); lua_next(L, -4);) {
+            lua_pushvalue(L, -2);
+            lua_insert(L, -2);
+            lua_rawset(L, -4);
+        }
+        lua_pushnil(L);
+        lua_setfield(L, -2, "__gc");
+        lua_setfield(L, -3, "__metatable");
+    }
+    lua_settop(L, top);
+}
+
+static void open_finalizers(lua_State *L)
+{
+    lua_newtable(L);
+    lua_createtable(L, 0, 1);
+    lua_pushliteral(L, "k");
+    lua_setfield(L, -2, "__mode");
+    lua_setmetatable(L, -2);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &guards);
+    lua_createtable(L, 0, 1);
+    lua_pushcfunction(L, finalize);
+    lua_setfield(L, -2, "__gc");
+    lua_rawsetp(L, LUA_REGISTRYINDEX, &guard_class);
 }
 
 /* ---- putting them in place ---- */
@@ -214,6 +296,8 @@ static void replace_patterns(lua_State *L)
 
 void lr_lua_open_bounded(lua_State *L)
 {
+    open_finalizers(L);
+    lr_lua_hide_finalizer(L, LUA_FILEHANDLE);
     static const char *const lists[] = {"insert", "remove"};
     lua_getglobal(L, LUA_STRLIBNAME);
     replace_patterns(L);
@@ -224,11 +308,11 @@ void lr_lua_open_bounded(lua_State *L)
     replace(L, "move", table_move);
     lua_pushglobaltable(L);
     replace(L, "xpcall", bounded_xpcall);
-    replace(L, "setmetatable", bounded_setmetatable);
+    replace(L, "setmetatable", base_setmetatable);
     lua_getglobal(L, LUA_COLIBNAME);
     replace(L, "close", coroutine_close);
     lua_getglobal(L, LUA_DBLIBNAME);
     replace(L, "sethook", debug_sethook);
-    replace(L, "setmetatable", bounded_setmetatable);
+    replace(L, "setmetatable", debug_setmetatable);
     lua_pop(L, 5);
 }

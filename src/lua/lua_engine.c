@@ -12,6 +12,7 @@
 #include "engine/record.h"
 #include "model/parallel.h"
 #include "model/simulated.h"
+#include <stdio.h>
 #include <string.h>
 
 lr_engine_ud *lr_lua_check_engine(lua_State *L, int idx) { return lr_lua_check_open(L, idx, LR_LUA_ENGINE, "engine"); }
@@ -356,6 +357,8 @@ static int engine_close(lua_State *L)
     lr_engine_ud *u = luaL_checkudata(L, 1, LR_LUA_ENGINE);
     if (u->e && (u->stepping || lr_lua_in_hook(u))) /* those of others do not matter: it may be collected in one */
         return luaL_error(L, "an engine can't be closed inside a step");
+    lr_error err;
+    if (u->e && lr_engine_trace(u->e, NULL, &err)) fprintf(stderr, "llmrun: %s\n", err.text);
     lr_engine_free(u->e);
     u->e = NULL;
     u->stamp++;

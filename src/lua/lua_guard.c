@@ -20,6 +20,7 @@
 #include "base/mem.h"
 #include "base/clock.h"
 #include "lua/lua_int.h"
+#include <errno.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdatomic.h>
@@ -68,10 +69,9 @@ static struct {
     int64_t hard;    /* what it may take until then */
     int64_t limit;   /* nanoseconds of the limit that is the present one, for texts */
     bool works;      /* the watchdog runs */
-    pthread_once_t once;
     pthread_mutex_t lock;
     pthread_cond_t wake;
-} watch = {.once = PTHREAD_ONCE_INIT, .lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
+} watch = {.lock = PTHREAD_MUTEX_INITIALIZER, .wake = PTHREAD_COND_INITIALIZER};
 
 /* ---- memory ---- */
 
@@ -284,26 +284,29 @@ static void *watchdog(void *arg)
     return NULL;
 }
 
-static void start_watchdog(void)
+/* What has a limit of time does not run without a watchdog. */
+static int start_watchdog(lr_error *err)
 {
     struct sigaction sa;
     sigset_t all, before;
     pthread_t t;
+    if (watch.works) return 0;
     memset(&sa, 0, sizeof sa);
     sa.sa_handler = on_signal;
     sa.sa_flags = SA_RESTART;
-    if (sigaction(TIME_SIGNAL, &sa, NULL) != 0) return;
+    int e = sigaction(TIME_SIGNAL, &sa, NULL) != 0 ? errno : 0;
     sigfillset(&all);
     pthread_sigmask(SIG_SETMASK, &all, &before); /* the process's signals are for its other threads */
-    watch.works = pthread_create(&t, NULL, watchdog, NULL) == 0;
-    if (watch.works) pthread_detach(t);
+    if (!e) e = pthread_create(&t, NULL, watchdog, NULL);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (e) return lr_fail(err, LR_EIO, "the thread that watches over limits of time can't be started: %s", strerror(e));
+    pthread_detach(t);
+    watch.works = true;
+    return 0;
 }
 
 static void begin_time(double seconds)
 {
-    pthread_once(&watch.once, start_watchdog);
-    if (!watch.works) return;
     watch.limit = (int64_t)(seconds * 1e9);
     atomic_store_explicit(&watch.budget, watch.limit, memory_order_relaxed);
     atomic_store_explicit(&watch.thread, pthread_self(), memory_order_relaxed);
@@ -380,6 +383,11 @@ static void end_inner(const outer_time *o)
 
 int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_limits *lim, lr_error *err)
 {
+    if (lim->seconds > 0 && start_watchdog(err)) {
+        lua_pop(L, n_args + 1);
+        lua_pushnil(L);
+        return err->code;
+    }
     int64_t limit = heap.limit;
     lr_lua_frame f;
     bool outer = heap.depth++ == 0, timed = outer && lim->seconds > 0, over = heap.over;

@@ -89,7 +89,8 @@ typedef struct lr_lua_limits {
     double hard;    /* if > 0: what takes longer than `seconds` is preempted (lr_lua_preempt) where it can yield, and
                        stopped when this much is over */
 } lr_lua_limits;
-/* As lr_lua_call, with limits: LR_ESCRIPT for an error, LR_ELIMIT for what went over, LR_ENOMEM. */
+/* As lr_lua_call, with limits: LR_ESCRIPT for an error, LR_ELIMIT for what went over, LR_ENOMEM; LR_EIO: nothing was
+ * called, as nobody could watch over its time. */
 int lr_lua_call_limited(lua_State *L, int n_args, int n_results, const lr_lua_limits *, lr_error *err);
 /* The same, but leaves the whole message (a string, if it could be made) on the stack when it fails. */
 int lr_lua_pcall_limited(lua_State *L, int n_args, int n_results, const lr_lua_limits *, lr_error *err);
@@ -110,6 +111,8 @@ void lr_lua_hold_time(bool on);
 int lr_lua_close_coroutine(lua_State *L);
 /* The thread runs a finalizer (lua_bounded.c). */
 bool lr_lua_is_finalizer(const lua_State *L);
+/* The metatable of a class of C's, under this name in the registry, can't be given another finalizer. */
+void lr_lua_hide_finalizer(lua_State *L, const char *name);
 
 void lr_lua_open_guard(lua_State *L);
 void lr_lua_open_coroutine(lua_State *L);

@@ -304,6 +304,10 @@ static void on_signal(int sig)
     errno = saved;
 }
 
+/* Of a pipe whose reader has gone: the write fails, which is enough. Not SIG_IGN, which programs that we start would
+ * inherit. */
+static void no_pipe(int sig) { (void)sig; }
+
 static bool is_ignored(int sig)
 {
     struct sigaction sa;
@@ -311,12 +315,13 @@ static bool is_ignored(int sig)
 }
 
 /* catch_terminate(on): from now on SIGTERM, SIGINT and SIGHUP (unless it is ignored, as by nohup) make the descriptor
- * that it returns readable, once each; the next one ends the process. false: SIGTERM and SIGHUP are left to the system
- * again (core.catch_interrupts sets SIGINT). */
+ * that it returns readable, once each; the next one ends the process. A log that nobody reads any more (SIGPIPE) ends
+ * nothing. false: all but SIGINT are left to the system again (core.catch_interrupts sets that). */
 static int core_catch_terminate(lua_State *L)
 {
     if (!lua_toboolean(L, 1)) {
         signal(SIGTERM, SIG_DFL);
+        if (!is_ignored(SIGPIPE)) signal(SIGPIPE, SIG_DFL);
         if (!is_ignored(SIGHUP)) signal(SIGHUP, SIG_DFL);
         return 0;
     }
@@ -330,6 +335,9 @@ static int core_catch_terminate(lua_State *L)
     sigaction(SIGTERM, &sa, NULL);
     sigaction(SIGINT, &sa, NULL);
     if (!is_ignored(SIGHUP)) sigaction(SIGHUP, &sa, NULL);
+    sa.sa_handler = no_pipe;
+    sa.sa_flags = SA_RESTART;
+    if (!is_ignored(SIGPIPE)) sigaction(SIGPIPE, &sa, NULL);
     lua_pushinteger(L, signal_fd);
     return 1;
 }

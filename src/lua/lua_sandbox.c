@@ -357,10 +357,9 @@ static int failed(lua_State *L, box *b)
     return 2;
 }
 
-/* Runs the coroutine under a limit of time. LR_ELIMIT, or 0 with *how and *n. */
-static int run_limited(lua_State *L, box *b, int n_args, double seconds, int *how, int *n)
+/* Runs the coroutine under a limit of time. An error, or 0 with *how and *n. */
+static int run_limited(lua_State *L, box *b, int n_args, double seconds, int *how, int *n, lr_error *err)
 {
-    lr_error err;
     double hard = seconds < STUCK ? seconds : STUCK;
     const lr_lua_limits lim = {.seconds = hard < SLICE ? hard : SLICE, .hard = hard};
     double began = cpu_now();
@@ -368,10 +367,10 @@ static int run_limited(lua_State *L, box *b, int n_args, double seconds, int *ho
     lua_pushcfunction(L, resume_box);
     lua_pushlightuserdata(L, b);
     lua_pushinteger(L, n_args);
-    int rc = lr_lua_call_limited(L, 2, 2, &lim, &err);
+    int rc = lr_lua_call_limited(L, 2, 2, &lim, err);
     b->inside = false;
     b->cpu += cpu_now() - began;
-    if (rc) return LR_ELIMIT;
+    if (rc) return rc;
     *how = (int)lua_tointeger(L, -2);
     *n = (int)lua_tointeger(L, -1);
     lua_pop(L, 2);
@@ -396,7 +395,10 @@ static int sandbox_step(lua_State *L)
     }
     lua_settop(L, 1);
     double before = b->cpu;
-    if (run_limited(L, b, n_args, seconds, &how, &n)) return fail(L, "limit", "over the limit of processor time");
+    lr_error err;
+    int rc = run_limited(L, b, n_args, seconds, &how, &n, &err);
+    if (rc == LR_EIO) return fail(L, "failed", err.text);
+    if (rc) return fail(L, "limit", "over the limit of processor time");
     double taken = b->cpu - before;
     if (how == STEP_FAILED && taken >= (seconds < STUCK ? seconds : STUCK))
         return fail(L, "limit",

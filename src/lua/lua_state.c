@@ -50,6 +50,12 @@ void lr_lua_class(lua_State *L, const char *name, const luaL_Reg *methods, lua_C
     luaL_newmetatable(L, name);
     lua_newtable(L);
     if (methods) luaL_setfuncs(L, methods, 0);
+    lua_createtable(L, 0, 2); /* what getmetatable shows: nobody else may set __gc */
+    lua_pushstring(L, name);
+    lua_setfield(L, -2, "__name");
+    lua_pushvalue(L, -2);
+    lua_setfield(L, -2, "__index");
+    lua_setfield(L, -3, "__metatable");
     lua_setfield(L, -2, "__index");
     if (close) {
         lua_pushcfunction(L, close);
@@ -250,6 +256,13 @@ static void insert_searcher(lua_State *L, int at)
     lua_pop(L, 3);
 }
 
+static int open_lpeg(lua_State *L)
+{
+    luaopen_lpeg(L);
+    lr_lua_hide_finalizer(L, "lpeg-pattern");
+    return 1;
+}
+
 static void open_modules(lua_State *L)
 {
     lua_pushcfunction(L, search_embedded);
@@ -265,7 +278,7 @@ static void open_modules(lua_State *L)
     lua_setfield(L, -2, "cjson");
     lua_pushcfunction(L, luaopen_cjson_safe);
     lua_setfield(L, -2, "cjson.safe");
-    lua_pushcfunction(L, luaopen_lpeg);
+    lua_pushcfunction(L, open_lpeg);
     lua_setfield(L, -2, "lpeg");
     lua_pop(L, 1);
 }

@@ -82,7 +82,16 @@ local reach = {
         mt.__gc = function() ESCAPED = true end
         t = nil
         for i = 1, 2000 do local _ = { i } end
-        if ESCAPED then return "a late __gc ran" end]],
+        if ESCAPED then return "a late __gc ran" end
+        for _, mark in ipairs { true, false, 0, "", {}, print } do
+            if pcall(setmetatable, {}, { __gc = mark }) then return "a mark for __gc" end
+        end
+        local hidden = setmetatable({}, { __index = { __gc = print } })
+        local u = setmetatable({}, hidden)
+        rawset(hidden, "__gc", function() ESCAPED = true end)
+        u = nil
+        for i = 1, 2000 do local _ = { i } end
+        if ESCAPED then return "__gc by way of __index" end]],
     ["weak tables and modes"] = [[
         local t = setmetatable({}, { __mode = "kv" })
         t[1], t.x = {}, function() end

@@ -36,7 +36,7 @@ teardown(function() folder:remove() end)
 local function load(name) return llm.load(folder:at(name), { threads = 1, ctx = 64, kv = { block_size = 4 } }) end
 
 describe("a program that is ended while it writes a model", function()
-    for _, signal in ipairs { "KILL", "TERM", "INT", "HUP" } do
+    for _, signal in ipairs { "KILL", "TERM", "INT", "HUP", "USR1", "PIPE" } do
         it("by SIG" .. signal, function()
             put("out.gguf", "old")
             put("write.lua", [[
@@ -50,7 +50,7 @@ describe("a program that is ended while it writes a model", function()
             local before = names()
             local _, errors = folder:llmrun(([[write.lua >/dev/null 2>&1 & pid=$!
                 while ! [ -e ready ]; do sleep 0.02; done
-                kill -%s $pid; wait $pid 2>/dev/null; rm -f ready; true]]):format(signal))
+                kill -STOP $pid; kill -CONT $pid; kill -%s $pid; wait $pid 2>/dev/null; rm -f ready; true]]):format(signal))
             assert.equal("", errors)
             assert.equal("old", get "out.gguf")
             local after = {}

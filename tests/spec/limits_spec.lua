@@ -169,6 +169,92 @@ describe("a finalizer", function()
         again = nil
     end)
 
+    it("can't be put in the place of another, or of a mark, unseen", function()
+        local began, ran = os.clock(), 0
+        local function spin()
+            ran = ran + 1
+            while true do end
+        end
+        for _, mark in pairs { true, 1, "x", {}, function() end, print } do
+            for _, put in pairs {
+                function(mt) mt.__gc = spin end,
+                function(mt) rawset(mt, "__gc", spin) end,
+                function(mt) mt.__gc = setmetatable({}, { __call = spin }) end,
+            } do
+                local before = ran
+                local mt = { __gc = mark }
+                core.call_limited(0.05, 0, function()
+                    local t = setmetatable({}, mt)
+                    assert(mt.__gc == mark and getmetatable(t) == mt)
+                    put(mt)
+                    t = nil -- luacheck: ignore 311
+                    collectgarbage()
+                end)
+                collectgarbage()
+                collectgarbage()
+                assert.equal(before + 1, ran)
+            end
+        end
+        assert.is_true(os.clock() - began < 60 * slow, "it was not stopped in time")
+        assert.is_nil(limited(function()
+            for _, v in pairs { io.stdout, require("lpeg").P(1), core.http_client and core.http_client() } do
+                local mt = getmetatable(v)
+                assert(mt.__index, "no methods")
+                assert(pcall(function() mt.__gc = spin end))
+                assert(getmetatable(v) == mt and not pcall(setmetatable, v, {}))
+            end
+            for _ = 1, 100 do require("lpeg").P(1) end
+            io.open("/dev/null"):close()
+            collectgarbage()
+        end))
+    end)
+
+    it("is called as Lua does: once, in the other order, with an object that is whole", function()
+        local log, kept, weak = {}, nil, setmetatable({}, { __mode = "k" })
+        local mt = { __gc = function(x)
+            log[#log + 1] = x.name .. weak[x]
+            kept = x
+        end }
+        local function make(name, meta)
+            local t = setmetatable({ name = name }, meta)
+            weak[t] = name
+            return nil
+        end
+        local function all()
+            collectgarbage()
+            collectgarbage()
+            local got = table.concat(log, " ")
+            log = {}
+            return got
+        end
+        make("a", mt)
+        make("b", mt)
+        assert.equal("bb aa", all())
+        assert.equal("a", kept.name)
+        kept = {}
+        assert.equal("", all())
+        make("c", mt)
+        assert.equal("cc", all())
+        setmetatable(kept, mt) -- marked again
+        weak[kept] = "-"
+        setmetatable(kept, mt) -- but not twice
+        kept = {}
+        assert.equal("c-", all())
+        kept = {}
+        local unmarked = {}
+        make("d", unmarked)
+        unmarked.__gc = mt.__gc
+        assert.equal("", all())
+        local gone = { __gc = mt.__gc }
+        make("e", gone)
+        gone.__gc = nil
+        assert.equal("", all())
+        local t = setmetatable({ name = "f" }, mt)
+        setmetatable(t, nil)
+        t = nil -- luacheck: ignore 311
+        assert.equal("", all())
+    end)
+
     it("that fails or takes all memory hurts nobody", function()
         assert.is_nil(limited(function()
             collected { __gc = function() error {} end }

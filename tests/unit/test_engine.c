@@ -628,6 +628,10 @@ static void test_metrics_and_trace(void **state)
     assert_int_equal(last, ']');
     assert_true(lines > 30);
     assert_int_equal(lr_engine_trace(e, "/nonexistent/x", &err), LR_EIO);
+    assert_int_equal(lr_engine_trace(e, "/dev/full", &err), 0);
+    lr_request_free(fx_gen(e, fx_seq(e, t, 40), 5));
+    assert_int_equal(lr_engine_trace(e, NULL, &err), LR_EIO);
+    assert_non_null(strstr(err.text, "/dev/full: the trace could not be written to its end: No space left"));
     lr_engine_free(e);
 }
 

@@ -4,6 +4,8 @@
 #include "http/http.h"
 #include <arpa/inet.h>
 #include <errno.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -260,6 +262,38 @@ static void test_client_leaves(void **state)
     lr_http_free(h);
 }
 
+/* What was sent and the end come in one segment: there is only one piece of news of both. */
+static void test_half_requests(void **state)
+{
+    (void)state;
+    static const char *const half[] = {"G", "GET / HTTP/1.1\r\nHost: x\r\n",
+                                       "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\nabc",
+                                       "POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nab"};
+    lr_http *h = start(lr_http_defaults());
+    lr_http_stats s = {0};
+    int fds[8];
+    for (int how = 0; how < 8; how++) {
+        int on = 1;
+        fds[how] = dial(h);
+        setsockopt(fds[how], IPPROTO_TCP, TCP_CORK, &on, sizeof on);
+        say(fds[how], half[how / 2]);
+        if (how & 1)
+            shutdown(fds[how], SHUT_WR);
+        else
+            close(fds[how]);
+    }
+    for (int i = 0; i < 500 && s.accepted < 8; i++) {
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+        lr_http_get_stats(h, &s);
+    }
+    assert_int_equal(s.accepted, 8);
+    wait_settled(h, 0, 0);
+    lr_http_get_stats(h, &s);
+    assert_int_equal(s.bodies, 0);
+    for (int how = 1; how < 8; how += 2) close(fds[how]);
+    lr_http_free(h);
+}
+
 static void test_unfinished_stream_is_cut(void **state)
 {
     (void)state;
@@ -419,6 +453,7 @@ int main(void)
         cmocka_unit_test(test_stream),
         cmocka_unit_test(test_back_pressure),
         cmocka_unit_test(test_client_leaves),
+        cmocka_unit_test(test_half_requests),
         cmocka_unit_test(test_unfinished_stream_is_cut),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_drain),

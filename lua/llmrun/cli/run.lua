@@ -29,7 +29,6 @@ function M.run(o)
     if not o.prompt then args.fail("no prompt; give one with -p (see llmrun run --help)", 2) end
     local model <close> = common.load(o, { template = common.template(o.template), speculate = common.drafts(o) })
     if not o.raw then common.check_chat(model, ", or continue plain text with --raw") end
-    if o.trace then common.guard(model.trace, model, o.trace) end
     local s <close> = model:session()
     common.guard(function()
         local text = common.text_of(o.prompt)
@@ -46,6 +45,7 @@ function M.run(o)
     end)
     io.stdout:write("\n")
     io.stdout:flush()
+    if o.trace then common.guard(model.trace, model, nil) end -- it ends here, or says why it can't
     if o.stats then io.stderr:write(common.stats_line(model, s.result), "\n") end
     return 0
 end
