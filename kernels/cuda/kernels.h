@@ -100,6 +100,21 @@ size_t lr_cu_product_work(lr_cu_math, const lr_cu_product *, int m);
  * lr_cu_linear. */
 cudaError_t lr_cu_multiply(lr_cu_math, const lr_cu_product *, const void *x, int m, void *work, cudaStream_t);
 
+/* Low-rank adapters: y += (x a^T) b for the rows that have one, behind the product and its bias. */
+typedef struct lr_cu_adapter_part {
+    const float *a, *b; /* (rank, k), (rank, n): what the adapter's scale multiplies is in b */
+    int32_t rank;       /* 0: the adapter leaves this product as it is */
+} lr_cu_adapter_part;
+typedef struct lr_cu_adapters {
+    const lr_cu_adapter_part *const *rows; /* (m) the parts of each row's adapter; NULL = it has none */
+    int site[LR_CU_JOINT];                 /* which of the parts are of each weight */
+    int ranks;                             /* no part has a higher rank; a row's bits don't depend on it */
+} lr_cu_adapters;
+size_t lr_cu_adapt_work(int n_weights, int ranks, int m);
+/* Behind lr_cu_multiply of the same p, without slots and GLU; x: its rows, in the form that it took. */
+cudaError_t lr_cu_adapt(const lr_cu_adapters *, const lr_cu_product *, lr_cu_form, const void *x, int m, void *work,
+                        cudaStream_t);
+
 /* All of w as bfloat16 (n, k), for cuBLAS. */
 cudaError_t lr_cu_dequant(const lr_cu_weight *w, uint16_t *out, cudaStream_t);
 /* y (m, n) += bias (n): behind cuBLAS. */

@@ -356,6 +356,9 @@ typedef struct lr_backend_ops {
     const char *(*describe)(const lr_backend *);
     /* Bytes of the device's memory that are free now; NULL where KV lies in the machine's. */
     size_t (*room)(const lr_backend *);
+    /* Bytes of the device's memory that compile would take of it for such a store, which there need not be; 0 if it
+     * would fail. NULL where `room` is. */
+    size_t (*work)(lr_backend *, const lr_program *, const lr_kv_spec *, int max_rows, int max_out);
     /* Runs fn(arg, thread, n_threads) on the host threads that compute, and how many these are. NULL: there are none.
      */
     void (*parallel)(lr_backend *, lr_pool_fn fn, void *arg);

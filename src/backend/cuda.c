@@ -174,9 +174,12 @@ static const lr_backend_ops cuda_ops = {
     .run = lr_cuda_run,
     .launch = lr_cuda_launch,
     .finish = lr_cuda_finish,
+    .lora_new = lr_cuda_lora_new,
+    .lora_free = lr_cuda_lora_free,
     .memory = cuda_memory,
     .describe = cuda_describe,
     .room = cuda_room,
+    .work = lr_cuda_work,
     .gpu = cuda_gpu,
 };
 

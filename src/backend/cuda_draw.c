@@ -27,8 +27,9 @@ static int make_work(lr_plan *p, lr_error *err)
     if (d->work) return 0;
     for (; want > 0; want /= 2) {
         size_t bytes = lr_cu_draw_work(want, p->n_vocab);
-        rc = lr_cuda_alloc(p->be, &d->work, bytes, "drawing tokens", err);
+        rc = lr_cuda_plan_alloc(p, &d->work, bytes, "drawing tokens", err);
         if (rc) continue;
+        if (p->dry) return 0;
         d->rows = want;
         d->work_bytes = bytes;
         p->be->bytes_work += bytes;
@@ -48,8 +49,8 @@ static int make_room(lr_plan *p, size_t bytes, lr_error *err)
     d->dev = NULL;
     d->host = NULL;
     d->cap = 0;
-    int rc = lr_cuda_alloc(p->be, &d->dev, cap, "draws", err);
-    if (rc) return rc;
+    int rc = lr_cuda_plan_alloc(p, &d->dev, cap, "draws", err);
+    if (rc || p->dry) return rc;
     void *host;
     rc = lr_cuda_pin(p->be, &host, cap, "draws", err);
     if (rc) return rc;

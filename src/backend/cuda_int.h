@@ -2,9 +2,9 @@
  *
  * cuda.c opens devices, cuda_weight.c and cuda_kv.c hold memory, cuda_plan.c turns a layer graph into steps (fusing
  * what the kernels can do at once), cuda_layout.c lays out their memory, cuda_run.c walks the steps, or has a captured
- * graph do it, cuda_step.c launches one step, cuda_product.c products with weights and of experts, cuda_blas.c is
- * cuBLAS, opened when compute = "loose" wants it. All of it is compiled a second time against the emulated runtime of
- * kernels/cuda/emu.
+ * graph do it, cuda_step.c launches one step, cuda_product.c products with weights and of experts, cuda_lora.c has
+ * adapters, cuda_blas.c is cuBLAS, opened when compute = "loose" wants it. All of it is compiled a second time against
+ * the emulated runtime of kernels/cuda/emu.
  */
 #ifndef LR_BACKEND_CUDA_INT_H
 #define LR_BACKEND_CUDA_INT_H
@@ -36,6 +36,8 @@ typedef struct cuda_backend {
     int pin_next;
     cuda_bytes *loaded;
     cuda_blas *blas;
+    int n_sites; /* weights of products so far */
+    int ranks;   /* no adapter's rank is higher; a multiple of 8 */
     size_t bytes_weights, bytes_kv, bytes_work;
     char text[400];
 } cuda_backend;
@@ -43,6 +45,7 @@ typedef struct cuda_backend {
 struct lr_weight {
     int type, n, k; /* n rows of k values, of each expert */
     int n_experts;  /* 0: a matrix, and no more */
+    int site;       /* its number among weights of products, for adapters; -1 = it is none */
     size_t row_bytes;
     void *data; /* on the device */
     cuda_bytes *bytes;
@@ -61,6 +64,12 @@ struct lr_kv_store {
     size_t block_bytes[LR_KV_GROUPS];
     void *base[LR_KV_GROUPS];
     int failed; /* cudaError of a copy that had nobody to tell */
+};
+
+struct lr_lora {
+    void *mem; /* on the device: lr_cu_adapter_part by site, and what they point to */
+    size_t bytes;
+    int n_sites;
 };
 
 /* ---- plans ---- */
@@ -95,6 +104,7 @@ typedef struct cuda_step {
     const lr_weight *w[LR_CU_JOINT];
     const float *bias[LR_CU_JOINT]; /* device */
     bool glu, of_rows;              /* as lr_cu_product's */
+    bool adapts;                    /* LINEAR: adapters may add to it */
     lr_cu_choice choice;            /* ROUTE */
     lr_cu_slots slots;              /* ROUTE, and those that read them: its counts */
     lr_cu_norm norm;                /* NORM */
@@ -119,6 +129,7 @@ typedef struct cuda_step {
 typedef struct cuda_meta {
     int rows, outs, seqs, echoes; /* as padded */
     size_t tokens, pos, held, seq, out_rows, tiles, echo_row, echo_pos, echo_seq;
+    size_t lora, lora_out; /* addresses, of batches with adapters */
     size_t table_at[LR_KV_GROUPS], table[LR_KV_GROUPS];
     size_t n; /* all */
 } cuda_meta;
@@ -128,10 +139,11 @@ typedef struct cuda_walk {
     const cuda_meta *meta;
     int max_slots;
     int n_narrow, n_wide; /* tiles, the narrow ones first */
+    int ranks;            /* rows may have adapters of up to this rank; 0 = none has one */
 } cuda_walk;
 
 typedef struct cuda_graph {
-    int rows, max_slots;
+    int rows, max_slots, ranks;
     cudaGraphExec_t exec;
     uint64_t used;
 } cuda_graph;
@@ -177,7 +189,13 @@ struct lr_plan {
     int exchange_failed;
     void *echo; /* keys and values of echoed rows */
     size_t echo_bytes;
+    int n_sites; /* products are of weights with lower numbers */
+    void *lora;  /* adapters: products of a rank's width, then ... */
+    void *apart; /* ... gate and partner of a GLU, which is behind what they are added to */
+    size_t lora_bytes, apart_bytes;
     size_t counted;     /* in bytes_work of the backend */
+    bool dry;           /* nothing is allocated on the device: only `asked` is wanted */
+    size_t asked;       /* bytes of the device's memory, so far */
     int32_t *meta_host; /* pinned */
     int32_t *meta_dev;
     size_t meta_cap; /* int32 */
@@ -212,6 +230,8 @@ void lr_cuda_upload_close(cuda_backend *);
 
 /* ---- cuda_kv.c ---- */
 
+/* A store without memory. */
+int lr_cuda_kv_shape(const lr_kv_spec *, lr_kv_store **out, lr_error *err);
 int lr_cuda_kv_new(lr_backend *, const lr_kv_spec *, lr_kv_store **out, lr_error *err);
 void lr_cuda_kv_free(lr_backend *, lr_kv_store *);
 void lr_cuda_kv_copy(lr_backend *, lr_kv_store *, int group, int dst, int src);
@@ -224,6 +244,10 @@ void lr_cuda_kv_write(lr_backend *, lr_kv_store *, int group, int block, const v
 int lr_cuda_compile(lr_backend *, const lr_program *, const lr_kv_store *, int max_rows, int max_out, lr_plan **out,
                     lr_error *err);
 void lr_cuda_plan_free(lr_backend *, lr_plan *);
+/* What compile would allocate on the device, echoes' memory included. */
+size_t lr_cuda_work(lr_backend *, const lr_program *, const lr_kv_spec *, int max_rows, int max_out);
+/* lr_cuda_alloc for the plan: counted, and left out if it is dry. */
+int lr_cuda_plan_alloc(lr_plan *, void **out, size_t bytes, const char *what, lr_error *err);
 /* Numbers of rows on both sides of each change of form. */
 enum { LR_CUDA_SIZES = 5 };
 extern const int lr_cuda_sizes[LR_CUDA_SIZES];
@@ -239,10 +263,21 @@ int lr_cuda_layout(lr_plan *, lr_error *err);
 
 static inline void *lr_cuda_at(const lr_plan *p, int piece) { return piece >= 0 ? p->pieces[piece].at : NULL; }
 
+/* ---- cuda_lora.c ---- */
+
+int lr_cuda_lora_new(lr_backend *, const lr_lora_part *parts, int n, lr_lora **out, lr_error *err);
+void lr_cuda_lora_free(lr_backend *, lr_lora *);
+bool lr_cuda_adapted(const lr_batch *); /* has a sequence an adapter? */
+/* Memory for batches with adapters, made at the first. */
+int lr_cuda_lora_room(lr_plan *, const lr_batch *, lr_error *err);
+void lr_cuda_lora_close(lr_plan *);
+/* Writes which rows have which adapter, and of those whose logits are wanted. */
+void lr_cuda_lora_rows(const lr_batch *, const cuda_meta *, int32_t *host);
+
 /* ---- cuda_product.c ---- */
 
 /* m: rows of the step's input. */
-cudaError_t lr_cuda_multiply(const lr_plan *, const cuda_step *, int m);
+cudaError_t lr_cuda_multiply(const lr_plan *, const cuda_step *, int m, const cuda_walk *);
 /* rows: token rows. live: what is < 0 for padding. */
 cudaError_t lr_cuda_route(const lr_plan *, const cuda_step *, int rows, const int32_t *live);
 cudaError_t lr_cuda_mix(const lr_plan *, const cuda_step *, int rows, lr_cu_out out);

@@ -80,7 +80,7 @@ static int allocate(cuda_backend *be, lr_kv_store *kv, int g, lr_error *err)
     return e ? lr_cuda_failed(be, (int)e, "clearing KV blocks", err) : 0;
 }
 
-int lr_cuda_kv_new(lr_backend *b, const lr_kv_spec *s, lr_kv_store **out, lr_error *err)
+int lr_cuda_kv_shape(const lr_kv_spec *s, lr_kv_store **out, lr_error *err)
 {
     if (s->block_size < 1 || s->block_size > 256)
         return lr_fail(err, LR_EINVAL, "KV block size %d is not in 1..256", s->block_size);
@@ -100,14 +100,26 @@ int lr_cuda_kv_new(lr_backend *b, const lr_kv_spec *s, lr_kv_store **out, lr_err
         lr_free(kv);
         return lr_fail(err, LR_ENOMEM, "no memory for the KV store");
     }
-    cudaSetDevice(self(b)->index);
     kv->n_layers = s->n_layers;
     kv->block_size = s->block_size;
+    for (int g = 0; g < LR_KV_GROUPS; g++) kv->n_blocks[g] = s->n_blocks[g];
     int rc = lay_out(kv, s, err);
-    for (int g = 0; g < LR_KV_GROUPS && !rc; g++) {
-        kv->n_blocks[g] = s->n_blocks[g];
-        rc = allocate(self(b), kv, g, err);
+    if (rc) {
+        lr_free(kv->layers);
+        lr_free(kv);
+        return rc;
     }
+    *out = kv;
+    return 0;
+}
+
+int lr_cuda_kv_new(lr_backend *b, const lr_kv_spec *s, lr_kv_store **out, lr_error *err)
+{
+    lr_kv_store *kv = NULL;
+    int rc = lr_cuda_kv_shape(s, &kv, err);
+    if (rc) return rc;
+    cudaSetDevice(self(b)->index);
+    for (int g = 0; g < LR_KV_GROUPS && !rc; g++) rc = allocate(self(b), kv, g, err);
     if (rc) {
         lr_cuda_kv_free(b, kv);
         return rc;

@@ -77,8 +77,8 @@ static int layout(lr_plan *p, lr_error *err)
         v->bytes = v->def < 0 ? 0 : piece_bytes(p, v);
         if (v->bytes) place(p, i);
     }
-    int rc = lr_cuda_alloc(p->be, &p->work, p->work_bytes, "activations", err);
-    for (int i = 0; i < p->n_pieces && !rc; i++)
+    int rc = lr_cuda_plan_alloc(p, &p->work, p->work_bytes, "activations", err);
+    for (int i = 0; i < p->n_pieces && !rc && !p->dry; i++)
         if (p->pieces[i].bytes) p->pieces[i].at = (char *)p->work + p->pieces[i].offset;
     return rc;
 }
@@ -105,6 +105,7 @@ static void count_scratch(lr_plan *p)
             const lr_cu_product o = lr_cuda_product(s);
             const lr_weight *w = s->w[0];
             want(&p->scratch_bytes, lr_cu_product_work(p->be->math, &o, s->of_rows ? m : m * s->times));
+            if (s->adapts && s->glu) want(&p->apart_bytes, 2 * (size_t)m * (size_t)w->n * sizeof(float));
             if (p->be->compute == LR_COMPUTE_LOOSE && m >= LR_CUDA_BLAS_ROWS && !w->n_experts && w->type != LR_BF16)
                 want(&p->dense_bytes, (size_t)w->n * (size_t)w->k * 2);
         }
@@ -129,13 +130,14 @@ static int alloc_scratch(lr_plan *p, lr_error *err)
 {
     enum { BOUNCE = 8 << 20 };
     count_scratch(p);
-    int rc = lr_cuda_alloc(p->be, &p->scratch, p->scratch_bytes, "workspace of products", err);
-    if (!rc) rc = lr_cuda_alloc(p->be, &p->parts, p->parts_bytes, "workspace of attention", err);
-    if (!rc && p->dense_bytes) rc = lr_cuda_alloc(p->be, &p->dense, p->dense_bytes, "a weight as bfloat16", err);
-    if (rc) return rc;
-    if (!rc && p->exchange_bytes) {
-        rc = lr_cuda_alloc(p->be, &p->exchange, p->exchange_bytes, "rows of other ranks", err);
-        if (!rc) rc = lr_cuda_pin(p->be, &p->staged, 2 * p->exchange_bytes, "rows of other ranks", err);
+    int rc = lr_cuda_plan_alloc(p, &p->scratch, p->scratch_bytes, "workspace of products", err);
+    if (!rc) rc = lr_cuda_plan_alloc(p, &p->parts, p->parts_bytes, "workspace of attention", err);
+    if (!rc && p->dense_bytes) rc = lr_cuda_plan_alloc(p, &p->dense, p->dense_bytes, "a weight as bfloat16", err);
+    if (!rc && p->exchange_bytes)
+        rc = lr_cuda_plan_alloc(p, &p->exchange, p->exchange_bytes, "rows of other ranks", err);
+    if (rc || p->dry) return rc;
+    if (p->exchange_bytes) {
+        rc = lr_cuda_pin(p->be, &p->staged, 2 * p->exchange_bytes, "rows of other ranks", err);
         cudaError_t e = rc ? cudaSuccess : cudaEventCreateWithFlags(&p->met, cudaEventDisableTiming);
         if (e) rc = lr_cuda_failed(p->be, (int)e, "an event", err);
         if (rc) return rc;

@@ -242,6 +242,10 @@ static int center_of(builder *b, cuda_step *s, int keys, lr_error *err)
     if (!lr_cu_kv_turned(b->kv->layers[s->layer].k_type)) return 0;
     if (rope) made = made_by(b, rope->in[0]);
     if (!made || made->kind != LR_OP_LINEAR || !made->bias || !shift_free(b, s->layer)) return 0;
+    if (b->p->dry) {
+        s->center = keep(b, NULL, width);
+        return 0;
+    }
     float *c = lr_malloc((size_t)width * sizeof *c);
     double *freq = lr_malloc((size_t)width * sizeof *freq);
     cudaError_t e = cudaSuccess;
@@ -328,9 +332,11 @@ static bool joins(const builder *b, const lr_op *a, const lr_op *o)
            a->w->type == o->w->type && a->w->k == o->w->k;
 }
 
-static int add_product(cuda_step *s, const lr_op *o, lr_error *err)
+static int add_product(builder *b, cuda_step *s, const lr_op *o, lr_error *err)
 {
     if (o->bias && o->bias->type != LR_F32) return lr_fail(err, LR_EINVAL, "a bias that is no vector");
+    s->adapts = o->kind == LR_OP_LINEAR && (!b->g->route || b->g->route[o->in[0]] < 0);
+    if (s->adapts && o->w->site >= b->p->n_sites) b->p->n_sites = o->w->site + 1;
     s->w[s->n_w] = o->w;
     s->bias[s->n_w++] = o->bias ? o->bias->data : NULL;
     return 0;
@@ -353,7 +359,7 @@ static cuda_step *product_step(builder *b, const lr_op *o, int out, lr_error *er
         s->slots = b->p->steps[router].slots;
         s->in[2] = b->p->steps[router].out[1];
     }
-    return add_product(s, o, err) ? NULL : s;
+    return add_product(b, s, o, err) ? NULL : s;
 }
 
 /* A product, and those behind it that read the same: queries, keys and values. */
@@ -367,7 +373,7 @@ static int product(builder *b, int i, lr_error *err)
         if (b->joined[j] || !joins(b, o, n)) continue;
         b->joined[j] = true;
         s->out[s->n_w] = value(b, n->out);
-        rc = add_product(s, n, err);
+        rc = add_product(b, s, n, err);
     }
     return rc;
 }
@@ -402,7 +408,7 @@ static int glu_step(builder *b, const lr_op *glu, lr_error *err)
     if (!s) return err->code;
     s->glu = true;
     s->act = (int)glu->u.act;
-    return add_product(s, up, err);
+    return add_product(b, s, up, err);
 }
 
 lr_cu_product lr_cuda_product(const cuda_step *s)
@@ -581,7 +587,9 @@ static int alloc_builder(builder *b, lr_error *err)
         !b->glued || !b->joined || !b->folded || !b->packs || !b->consts)
         return lr_fail(err, LR_ENOMEM, "no memory for the plan");
     for (size_t i = 0; i < nv; i++) b->maker[i] = b->piece[i] = b->writer[i] = b->router[i] = -1;
-    return lr_cuda_alloc(b->be, &p->consts, floats * sizeof(float), "constants", err);
+    int rc = lr_cuda_plan_alloc(p, &p->consts, floats * sizeof(float), "constants", err);
+    if (p->dry) p->consts = b->consts; /* addresses are counted from it */
+    return rc;
 }
 
 static void free_builder(builder *b)
@@ -641,14 +649,14 @@ static int build(builder *b, lr_error *err)
     p->partial = b->g->partial;
     p->n_vocab = b->g->width[b->g->logits];
     p->n_hidden = b->g->hidden >= 0 ? b->g->width[b->g->hidden] : 0;
-    rc = lr_cuda_upload(b->be, p->consts, b->consts, b->n_consts * sizeof(float), err);
+    if (!p->dry) rc = lr_cuda_upload(b->be, p->consts, b->consts, b->n_consts * sizeof(float), err);
     if (!rc) rc = lr_cuda_layout(p, err);
     if (!rc) rc = lr_cuda_meta_open(p, err);
     return rc || p->partial ? rc : lr_cuda_draw_open(p, err);
 }
 
-int lr_cuda_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *kv, int max_rows, int max_out,
-                    lr_plan **out, lr_error *err)
+static int make_plan(lr_backend *be, const lr_program *prog, const lr_kv_store *kv, int max_rows, int max_out, bool dry,
+                     lr_plan **out, lr_error *err)
 {
     if (max_rows < 1 || max_out < 1 || max_rows > 1 << 20)
         return lr_fail(err, LR_EINVAL, "a batch of %d rows, %d with logits", max_rows, max_out);
@@ -656,6 +664,7 @@ int lr_cuda_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *k
     if (!p) return lr_fail(err, LR_ENOMEM, "no memory for the plan");
     *p = (lr_plan){.be = (cuda_backend *)be,
                    .kv = kv,
+                   .dry = dry,
                    .max_rows = max_rows,
                    .max_out = max_out,
                    .hidden = -1,
@@ -668,11 +677,11 @@ int lr_cuda_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *k
     int rc = (p->drawn = lr_malloc((size_t)max_out)) ? 0 : lr_fail(err, LR_ENOMEM, "no memory for the plan");
     if (!rc) rc = build(&b, err);
     free_builder(&b);
-    if (!rc) {
+    if (!rc && !dry) {
         cudaError_t e = cudaStreamSynchronize(p->be->stream);
         if (e) rc = lr_cuda_failed(p->be, (int)e, "uploading the model", err);
     }
-    p->counted = p->work_bytes + p->scratch_bytes + p->parts_bytes + p->dense_bytes;
+    if (!dry) p->counted = p->work_bytes + p->scratch_bytes + p->parts_bytes + p->dense_bytes;
     p->be->bytes_work += p->counted;
     if (rc) {
         lr_cuda_plan_free(be, p);
@@ -682,13 +691,40 @@ int lr_cuda_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *k
     return 0;
 }
 
+int lr_cuda_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *kv, int max_rows, int max_out,
+                    lr_plan **out, lr_error *err)
+{
+    return make_plan(be, prog, kv, max_rows, max_out, false, out, err);
+}
+
+int lr_cuda_plan_alloc(lr_plan *p, void **out, size_t bytes, const char *what, lr_error *err)
+{
+    p->asked += bytes;
+    return p->dry ? 0 : lr_cuda_alloc(p->be, out, bytes, what, err);
+}
+
+size_t lr_cuda_work(lr_backend *be, const lr_program *prog, const lr_kv_spec *spec, int max_rows, int max_out)
+{
+    lr_kv_store *kv = NULL;
+    lr_plan *p = NULL;
+    lr_error err;
+    size_t bytes = 0;
+    if (!lr_cuda_kv_shape(spec, &kv, &err) && !make_plan(be, prog, kv, max_rows, max_out, true, &p, &err))
+        bytes = p->asked + p->echo_bytes;
+    lr_cuda_plan_free(be, p);
+    lr_cuda_kv_free(be, kv);
+    return bytes;
+}
+
 void lr_cuda_plan_free(lr_backend *be, lr_plan *p)
 {
     if (!p) return;
+    if (p->dry) p->consts = NULL; /* was the host's */
     cudaSetDevice(((cuda_backend *)be)->index);
     cudaStreamSynchronize(p->be->stream);
     lr_cuda_graphs_drop(p);
     lr_cuda_draw_close(p);
+    lr_cuda_lora_close(p);
     p->be->bytes_work -= p->counted;
     void *const device[] = {p->work, p->consts, p->scratch, p->parts, p->dense, p->exchange, p->echo, p->meta_dev};
     for (size_t i = 0; i < sizeof device / sizeof *device; i++)

@@ -40,6 +40,10 @@ static void lay_out(const lr_plan *p, const lr_batch *b, int rows, int outs, cud
     m->echo_row = take(m, (size_t)m->echoes);
     m->echo_pos = take(m, (size_t)m->echoes);
     m->echo_seq = take(m, (size_t)m->echoes);
+    if (lr_cuda_adapted(b)) {
+        m->lora = take(m, r * sizeof(void *) / sizeof(int32_t));
+        m->lora_out = take(m, (size_t)outs * sizeof(void *) / sizeof(int32_t));
+    }
     for (int i = 0; i < b->n_seqs; i++) entries += (size_t)ceil_div(b->seqs[i].pos + b->seqs[i].n, bs);
     for (int i = 0; i < b->n_echoes; i++) entries += (size_t)(echo_pos(b, b->echoes[i].row) / bs + 1);
     for (int g = 0; g < LR_KV_GROUPS; g++) m->table_at[g] = take(m, (size_t)(m->seqs + m->echoes));
@@ -61,8 +65,8 @@ static int make_room(lr_plan *p, size_t n, lr_error *err)
     p->meta_host = NULL;
     p->meta_cap = 0;
     void *dev, *host;
-    int rc = lr_cuda_alloc(p->be, &dev, cap * sizeof(int32_t), "block tables", err);
-    if (rc) return rc;
+    int rc = lr_cuda_plan_alloc(p, &dev, cap * sizeof(int32_t), "block tables", err);
+    if (rc || p->dry) return rc;
     p->meta_dev = dev;
     rc = lr_cuda_pin(p->be, &host, cap * sizeof(int32_t), "block tables", err);
     if (rc) return rc;
@@ -178,7 +182,9 @@ void lr_cuda_graphs_drop(lr_plan *p)
 static cuda_graph *find_graph(lr_plan *p, const cuda_walk *w)
 {
     for (int i = 0; i < p->n_graphs; i++)
-        if (p->graphs[i].rows == w->meta->rows && p->graphs[i].max_slots == w->max_slots) return &p->graphs[i];
+        if (p->graphs[i].rows == w->meta->rows && p->graphs[i].max_slots == w->max_slots &&
+            p->graphs[i].ranks == w->ranks)
+            return &p->graphs[i];
     return NULL;
 }
 
@@ -210,7 +216,7 @@ static int capture(lr_plan *p, lr_kv_store *kv, const cuda_walk *w, cuda_graph *
     if (graph) cudaGraphDestroy(graph);
     if (e) goto without;
     cuda_graph *g = free_graph(p);
-    *g = (cuda_graph){.rows = w->meta->rows, .max_slots = w->max_slots, .exec = exec};
+    *g = (cuda_graph){.rows = w->meta->rows, .max_slots = w->max_slots, .ranks = w->ranks, .exec = exec};
     *out = g;
     return 0;
 without:
@@ -319,8 +325,11 @@ int lr_cuda_launch(lr_backend *be, lr_plan *p, lr_kv_store *kv, const lr_batch *
     lay_out(p, b, rows, padded ? padded : b->n_out, &m);
     int rc = make_room(p, m.n, err);
     if (!rc) rc = make_echo_room(p, b, err);
+    bool adapted = lr_cuda_adapted(b);
+    if (!rc && adapted) rc = lr_cuda_lora_room(p, b, err);
     if (rc) return rc;
-    cuda_walk w = {.meta = &m, .max_slots = reach(p, b, padded > 0)};
+    cuda_walk w = {.meta = &m, .max_slots = reach(p, b, padded > 0), .ranks = adapted ? p->be->ranks : 0};
+    if (adapted) lr_cuda_lora_rows(b, &m, p->meta_host);
     fill_rows(p, p->meta_host, b, &m);
     fill_tables(p, p->meta_host, b, &m);
     fill_tiles(p, p->meta_host, b, &w);

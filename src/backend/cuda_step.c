@@ -194,9 +194,9 @@ cudaError_t lr_cuda_step(lr_plan *p, const lr_kv_store *kv, const cuda_step *s, 
     case LR_OP_NORM:
         return lr_cu_norm_rows(&s->norm, x, x2, at(p, s->sum), m, out, st);
     case LR_OP_LINEAR:
-        return lr_cuda_multiply(p, s, m);
+        return lr_cuda_multiply(p, s, m, w);
     case LR_OP_EXPERTS:
-        return lr_cuda_multiply(p, s, s->of_rows ? rows : m);
+        return lr_cuda_multiply(p, s, s->of_rows ? rows : m, w);
     case LR_OP_ROUTE:
         return lr_cuda_route(p, s, rows, p->meta_dev + (s->narrow ? meta->out_rows : meta->seq));
     case LR_OP_MIX:

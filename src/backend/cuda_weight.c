@@ -152,6 +152,7 @@ int lr_cuda_weight_new(lr_backend *b, const lr_tensor *t, bool linear, bool embe
     w->type = t->type;
     w->n = (int)n;
     w->k = (int)k;
+    w->site = linear && t->n_dims < 3 ? be->n_sites++ : -1;
     w->row_bytes = (size_t)(k / block) * (size_t)lr_dtype_bytes(t->type);
     int rc = 0;
     if (linear || embed) {

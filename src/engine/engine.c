@@ -23,8 +23,10 @@ lr_engine_config lr_engine_defaults(void)
                               .patience = 8};
 }
 
+static bool on_device(const lr_model *m) { return m->ops->room && m->ops->room(m, NULL, 0, 0) > 0; }
+
 /* Whether many rows of a step take little longer than few. */
-static bool has_device(const lr_model *m) { return m->tells || (m->ops->room && m->ops->room(m) > 0); }
+static bool has_device(const lr_model *m) { return m->tells || on_device(m); }
 
 static int fill_config(lr_engine_config *c, const lr_model *m, lr_error *err)
 {
@@ -68,13 +70,15 @@ static int fill_config(lr_engine_config *c, const lr_model *m, lr_error *err)
     return 0;
 }
 
-/* Bytes that KV may take unless told otherwise. On a device most of what is free: nothing else wants it, but a batch's
- * activations, which are made after the KV. */
-static double kv_room(const lr_engine_config *c, const lr_model *m)
+/* Bytes that KV may take unless told otherwise. On a device most of what is free beside the activations of batches over
+ * a pool of spec: the rest is for what comes later (adapters, drafts, captured steps). */
+static double kv_room(const lr_engine *e, const lr_kv_spec *spec)
 {
-    size_t device = m->ops->room ? m->ops->room(m) : 0;
+    const lr_engine_config *c = &e->cfg;
+    const lr_model *m = e->model;
     if (c->kv_bytes) return (double)c->kv_bytes;
-    if (device) return (double)device * (c->kv_fraction > 0 ? c->kv_fraction : 0.75);
+    size_t device = m->ops->room ? m->ops->room(m, spec, c->max_batch_tokens, e->max_out) : 0;
+    if (device) return (double)device * (c->kv_fraction > 0 ? c->kv_fraction : 0.9);
     return lr_mem_available() * (c->kv_fraction > 0 ? c->kv_fraction : 0.4);
 }
 
@@ -103,10 +107,13 @@ static int size_pool(lr_engine *e, lr_kv_spec *spec, lr_error *err)
     if (c->kv_blocks[0] == 0) {
         int64_t bs = c->block_size, tokens = (int64_t)c->context * 4;
         if (tokens > 16384) tokens = c->context > 16384 ? c->context : 16384;
-        double room = kv_room(c, e->model);
         int lo = 0, hi = c->kv_bytes || c->kv_fraction > 0 ? (1 << 28) / c->block_size : (int)((tokens + bs - 1) / bs);
+        bool beside = !c->kv_bytes && on_device(e->model); /* the more blocks, the more work on them takes */
+        double room = beside ? 0 : kv_room(e, spec);
         while (lo < hi) { /* the most blocks that fit */
             int mid = lo + (hi - lo + 1) / 2;
+            for (int g = 0; beside && g < e->model->n_groups; g++) spec->n_blocks[g] = mid;
+            if (beside) room = kv_room(e, spec);
             if (pool_bytes(c, e->model, bytes, mid) <= room) {
                 lo = mid;
             } else {
@@ -114,6 +121,12 @@ static int size_pool(lr_engine *e, lr_kv_spec *spec, lr_error *err)
             }
         }
         if (lo < 1) {
+            if (beside)
+                return lr_fail(err, LR_EFULL,
+                               "the device's free %.1f MiB hold no KV block of %d tokens (%zu bytes) beside the "
+                               "activations of batches of %d rows; max_batch_tokens makes them smaller",
+                               (double)e->model->ops->room(e->model, NULL, 0, 0) / (1 << 20), c->block_size, bytes[0],
+                               c->max_batch_tokens);
             return lr_fail(err, LR_EFULL, "%.0f bytes hold no KV block of %d tokens (%zu bytes)", room, c->block_size,
                            bytes[0]);
         }

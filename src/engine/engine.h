@@ -37,8 +37,8 @@ typedef struct lr_engine_config {
     int block_size;       /* token slots a KV block, 1..256; 16 */
     int kv_blocks[LR_KV_GROUPS]; /* 0 = by kv_bytes / kv_fraction */
     size_t kv_bytes;             /* for all groups together; 0 = by kv_fraction */
-    double kv_fraction;     /* of the memory that is available now; 0 = one context, up to four of them in 16384 tokens,
-                               but at most 0.4 of the memory */
+    double kv_fraction;     /* of the memory that is available now, on a device beside a batch's activations; 0 = one
+                               context, up to four of them in 16384 tokens, but at most 0.4 of the memory, 0.9 there */
     int kv_type;            /* lr_dtype; LR_F16 */
     int kv_value_type;      /* lr_dtype of values, if they have another than keys; -1 */
     int context;            /* longest sequence; 0 = the model's */

@@ -44,6 +44,8 @@ struct lr_graph {
     lr_share share;
 };
 
+/* What the plan is made of. */
+lr_program lr_graph__program(const lr_graph *);
 /* Compiles the plan for the KV that there is. */
 int lr_graph__compile(lr_graph *, lr_error *err);
 void lr_graph__wide_free(struct lr_graph_wide *); /* NULL is allowed */

@@ -127,12 +127,18 @@ void lr_graph__wide_free(struct lr_graph_wide *w)
     lr_free(w);
 }
 
+lr_program lr_graph__program(const lr_graph *g)
+{
+    if (g->wide) return g->wide->p;
+    return (lr_program){g->n_values, g->width, g->route, g->n_ops, g->ops, g->logits, g->hidden, g->share.partial, 0};
+}
+
 int lr_graph__compile(lr_graph *g, lr_error *err)
 {
     const lr_backend_ops *ops = g->be->ops;
-    lr_program p = {g->n_values, g->width, g->route, g->n_ops, g->ops, g->logits, g->hidden, g->share.partial, 0};
+    lr_program p = lr_graph__program(g);
     lr_plan *plan;
-    int rc = ops->compile(g->be, g->wide ? &g->wide->p : &p, g->kv, g->max_rows, g->max_out, &plan, err);
+    int rc = ops->compile(g->be, &p, g->kv, g->max_rows, g->max_out, &plan, err);
     if (rc) return rc;
     if (g->plan) ops->plan_free(g->be, g->plan);
     g->plan = plan;

@@ -94,3 +94,4 @@ void test_kv();
 void test_attn();
 void test_sample();
 void test_moe();
+void test_adapt();

@@ -137,8 +137,8 @@ int main(int argc, char **argv)
     const struct {
         const char *name;
         void (*f)();
-    } groups[] = {{"rows", test_rows}, {"linear", test_linear}, {"kv", test_kv},
-                  {"attn", test_attn}, {"sample", test_sample}, {"moe", test_moe}};
+    } groups[] = {{"rows", test_rows},     {"linear", test_linear}, {"kv", test_kv},      {"attn", test_attn},
+                  {"sample", test_sample}, {"moe", test_moe},       {"adapt", test_adapt}};
     for (auto &g : groups) {
         bool wanted = argc < 2;
         for (int i = 1; i < argc; i++) wanted = wanted || !strcmp(argv[i], g.name);

@@ -171,6 +171,22 @@ m:close()
 print(other())
 ]]
 
+-- A pool of a share of what is there leaves room for what else is needed.
+local SHARES = [[
+local llm = require "llmrun"
+local path, name, all = ...
+for _, share in ipairs { 0.3, 0.97, "auto" } do
+    local m <close> = llm.load(path, { device = "cuda:0", ctx = 96, max_seqs = 4, max_batch_tokens = 200,
+        kv = { memory = tonumber(share) } })
+    local f <close> = assert(io.open(name, "rb"))
+    local used = string.unpack("<i8", f:read(56):sub(49))
+    local s <close> = m:session()
+    s:append { 5, 6, 7 }
+    assert(#s:gen({ max_tokens = 3, temperature = 0, ignore_eos = true }).tokens == 3)
+    print(used / tonumber(all))
+end
+]]
+
 describe("a full device", function()
     if not emulated.built then
         pending "is not built here: no C++ compiler"
@@ -199,15 +215,29 @@ describe("a full device", function()
     end)
 
     it("is full because of another process, which goes on", function()
-        local out = emulated.run_text({ EMU_LEDGER = ledger, EMU_MEMORY = "1900000" }, BESIDE, tiny, emulated.exe)
+        local out = emulated.run_text({ EMU_LEDGER = ledger, EMU_MEMORY = "1600000" }, BESIDE, tiny, emulated.exe)
         local refused, taken = out:match "^([^\n]*)\n([^\n]*)\n$"
         assert.is_truthy(refused, out)
         local free, all, own = refused:match("cuda:0 is full: .*, %d+ %(([%d.]+) MiB%) of ([%d.]+) MiB are free; "
             .. "this model has ([%d.]+) MiB")
         assert.matches("|1 $", refused)
-        assert.equal("1.8", all)
+        assert.equal("1.5", all)
         assert.is_true(free + own < 1.2, refused) -- the rest is the other's
         assert.matches("|0 $", taken)
+    end)
+
+    it("is shared by KV and activations", function()
+        for _, bytes in ipairs { "4000000", "9000000" } do
+            local out = emulated.run_text({ EMU_LEDGER = ledger, EMU_MEMORY = bytes }, SHARES, tiny, ledger, bytes)
+            local some, most, auto = out:match "^(%S+)\n(%S+)\n(%S+)\n$"
+            assert.is_true(tonumber(some) < tonumber(most) and tonumber(most) > 0.9, out)
+            assert.is_true(tonumber(auto) <= tonumber(most), out)
+        end
+        local out, status = emulated.run({ EMU_MEMORY = "800000" }, "run", "-m", tiny, "--raw", "-p", "x", "-n", "1",
+            "--device", "cuda:0")
+        assert.equal(1, status, out)
+        assert.matches("the device's free 0%.%d MiB hold no KV block of 16 tokens %(4096 bytes%) beside the activations of "
+            .. "batches of 512 rows", out)
     end)
 
     it("is smaller than the model", function()

@@ -208,29 +208,6 @@ print "all"]]
         os.remove(other)
     end)
 
-    it("refuses adapters by name", function()
-        local path = program .. ".gguf"
-        gguf.write(path, {
-            { "general.architecture", gguf.string "llama" }, { "general.type", gguf.string "adapter" },
-            { "adapter.type", gguf.string "lora" }, { "adapter.lora.alpha", gguf.f32(2) },
-        }, {
-            { "blk.0.attn_output.weight.lora_a", { 64, 2 }, gguf.random(128, 1, 0.1) },
-            { "blk.0.attn_output.weight.lora_b", { 2, 64 }, gguf.random(128, 2, 0.1) },
-        })
-        local text = [[
-            local model, adapter = ...
-            local llm = require "llmrun"
-            for _, device in ipairs { "cpu", "cuda:0" } do
-                local m <close> = llm.load(model, { device = device, ctx = 32 })
-                print((select(2, pcall(m.adapter, m, adapter))))
-            end]]
-        local out = emulated.run_text({}, text, tiny, path)
-        os.remove(path)
-        assert.matches("^[^\n]*adapter[^\n]*\n[^\n]*a model on cuda:0 emulated device, [^\n]* takes no adapters; one with device",
-            out)
-        assert.not_matches("takes no adapters.*takes no adapters", out)
-    end)
-
     it("falls back to the CPU only if asked", function()
         local out, status = run({ EMU_DEVICES = "0" }, program, tiny, "auto", "fast", "alone", "f16")
         assert.equal(0, status, out)
