@@ -25,7 +25,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-enum { SPIN_NS = 60000, MAX_THREADS = 256, BITS = 20, MOST = (1 << BITS) - 1 };
+enum { SPIN_NS = 60000, MAX_THREADS = 256, BITS = 20, MOST = (1 << BITS) - 1, LEAST_STACK = 1 << 20 };
 
 /* the word: tasks of the phase, tasks taken, tasks done; whether only the caller may take them */
 #define N_OF(w)     ((int)((w)&MOST))
@@ -261,6 +261,20 @@ int lr_pool_cores(void)
     return n < 1 ? 1 : n > MAX_THREADS ? MAX_THREADS : n;
 }
 
+/* A thread gets what the limit of the main thread's stack is (ulimit -s), unless that is too little for kernels. */
+static int start(pthread_t *thread, struct worker *w)
+{
+    pthread_attr_t at;
+    size_t size = 0;
+    int rc = pthread_attr_init(&at);
+    if (rc) return rc;
+    if (pthread_attr_getstacksize(&at, &size) != 0 || size < LEAST_STACK)
+        rc = pthread_attr_setstacksize(&at, LEAST_STACK);
+    if (!rc) rc = pthread_create(thread, &at, worker_main, w);
+    pthread_attr_destroy(&at);
+    return rc;
+}
+
 int lr_pool_new(lr_pool **out, int threads, lr_error *err)
 {
     if (threads < 0 || threads > MAX_THREADS)
@@ -277,7 +291,7 @@ int lr_pool_new(lr_pool **out, int threads, lr_error *err)
     int rc = 0;
     for (int i = 1; i < p->n && rc == 0; i++) {
         p->workers[i] = (struct worker){p, i, 0, NULL, NULL};
-        rc = pthread_create(&p->threads[i], NULL, worker_main, &p->workers[i]);
+        rc = start(&p->threads[i], &p->workers[i]);
         if (rc == 0) p->n_started++;
     }
     pthread_sigmask(SIG_SETMASK, &old, NULL);

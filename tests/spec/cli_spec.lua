@@ -95,6 +95,17 @@ describe("llmrun FILE.lua", function()
         assert.equal(1, status)
     end)
 
+    it("raises a limit of the stack that is too low for deep recursion, or names it", function()
+        local deep = [[echo 'local function f() return (("x"):gsub("x", f)) end print(pcall(f))' | $L -]]
+        local out, err, status = sh("ulimit -S -s 64; " .. deep)
+        assert.equal("", err)
+        assert.equal(0, status)
+        assert.matches("^false\t.*C stack overflow\n$", out)
+        _, err, status = sh("ulimit -s 64; " .. deep)
+        assert.equal("llmrun: the stack may have 64 KiB (ulimit -s); at least 1024 are needed\n", err)
+        assert.equal(1, status)
+    end)
+
     it("fails when its output can't be written", function()
         for _, to in ipairs { ">/dev/full", ">&-" } do
             for _, command in ipairs { "echo 'print(1)' | $L - ", "$L --help ", "$L run --help " } do
