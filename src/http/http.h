@@ -25,7 +25,7 @@ typedef struct lr_http_req lr_http_req;
 typedef struct lr_http_config {
     const char *host;      /* address or name to bind; "127.0.0.1" */
     int port;              /* 0 = any free one; 8080 */
-    int max_connections;   /* open at once; further ones wait to be accepted; 4096 */
+    int max_connections;   /* open at once, less if the limit of open files is low; further ones wait; 4096 */
     int max_requests;      /* taken in and not yet answered; 1024 */
     size_t max_header;     /* bytes that a connection's headers may take, 4096 at least; 32 KiB */
     size_t max_body;       /* bytes of one body; 64 MiB */

@@ -26,6 +26,8 @@
 #define WAKE_MARK  UINT64_MAX
 #define TIMER_MARK (UINT64_MAX - 1)
 
+#define SPARE_FILES 16
+
 double lr_http__now(void) { return lr_now(); }
 
 lr_http_config lr_http_defaults(void)
@@ -306,14 +308,26 @@ static int start_thread(lr_http *h, lr_error *err)
     return 0;
 }
 
-/* Each connection takes a descriptor: as many as the system lets this process have. */
-static void raise_file_limit(void)
+/* Each connection takes a descriptor: as many as the system lets this process have, less some that stay for what
+ * requests need (files, pipes to programs, other servers) and libmicrohttpd's own. last: a descriptor just made. */
+static int bound_connections(lr_http *h, int last, lr_error *err)
 {
     struct rlimit rl;
-    if (getrlimit(RLIMIT_NOFILE, &rl) == 0 && rl.rlim_cur < rl.rlim_max) {
+    if (getrlimit(RLIMIT_NOFILE, &rl) != 0) return 0;
+    if (rl.rlim_cur < rl.rlim_max) {
+        rlim_t before = rl.rlim_cur;
         rl.rlim_cur = rl.rlim_max;
-        setrlimit(RLIMIT_NOFILE, &rl);
+        if (setrlimit(RLIMIT_NOFILE, &rl) != 0) rl.rlim_cur = before;
     }
+    if (rl.rlim_cur > 1 << 30) return 0;
+    int left = (int)rl.rlim_cur - last - 1 - SPARE_FILES;
+    if (left < 1)
+        return lr_fail(
+            err, LR_EIO,
+            "this process may have %d open files (ulimit -n); to serve it needs at least %d with those it has",
+            (int)rl.rlim_cur, (int)rl.rlim_cur + 1 - left);
+    if (h->cfg.max_connections > left) h->cfg.max_connections = left;
+    return 0;
 }
 
 static int check_config(const lr_http_config *c, lr_error *err)
@@ -338,12 +352,12 @@ int lr_http_new(lr_http **out, const lr_http_config *cfg, lr_error *err)
     h->cfg.host = NULL;
     h->listener = h->epoll = h->wake = h->timer = -1;
     pthread_mutex_init(&h->lock, NULL);
-    raise_file_limit();
     h->cfg.host = lr_strdup(cfg->host ? cfg->host : "127.0.0.1");
     h->by_slot = lr_calloc((size_t)cfg->max_requests, sizeof(void *));
     if (!h->cfg.host || !h->by_slot) rc = lr_fail(err, LR_ENOMEM, "no memory for a listener");
     if (!rc) rc = open_epoll(h, err);
     if (!rc) rc = open_listener(h, err);
+    if (!rc) rc = bound_connections(h, h->listener, err);
     if (!rc) rc = start_thread(h, err);
     if (rc) {
         lr_http_free(h);
