@@ -16,7 +16,7 @@
 --- Who may ask: with api_keys, whoever sends one ("Authorization: Bearer KEY"; all routes but /health need it).
 --- Without, the server listens on this machine only unless told otherwise, and then takes no request whose Host is
 --- another name (a web page that resolves its own name to this machine would otherwise get in). No other origin is let
---- in by a browser, unless cors names it.
+--- in by a browser, unless cors names it; without keys, nothing is done for its pages either.
 
 local core = require "llmrun.core"
 local errors = require "llmrun.errors"
@@ -95,6 +95,18 @@ local function own_host(self, host)
         or name == "[::1]"
 end
 
+local reading = { GET = true, HEAD = true, OPTIONS = true }
+
+--- Whether a page of another origin, which is not let in, wants something done: browsers send such requests, and only
+--- keep the answer from the page. They say who asks, in headers that a page can't set.
+local function foreign(self, req)
+    local origin, site, host = req.headers.origin, req.headers["sec-fetch-site"], req.headers.host
+    if reading[req.method] or site == "same-origin" or site == "none" then return false end
+    if self.cors["*"] or origin and self.cors[origin] then return false end
+    if site then return true end
+    return origin ~= nil and not (host and origin:lower():match("^https?://(.*)$") == host:lower())
+end
+
 local open_paths = { ["GET /health"] = true, ["HEAD /health"] = true }
 
 --- nil if the request may go on; else status, code, message.
@@ -106,6 +118,9 @@ local function refusal(self, req)
     end
     if self.check_host and (req.repeated.host or not own_host(self, req.headers.host)) then
         return 403, "host_not_allowed", "this server is not called by that host name"
+    end
+    if not self.keys and foreign(self, req) then
+        return 403, "origin_not_allowed", "pages of that origin are not let in (--cors)"
     end
 end
 

@@ -562,6 +562,33 @@ describe("keys and hosts", function()
         assert.is_nil(r.headers["access-control-allow-credentials"])
     end)
 
+    it("let no page of another origin do anything, where no key is needed", function()
+        local server <close> = server_of { cors = { "https://good.example" } }
+        local own = ("127.0.0.1:%d"):format(server.port)
+        local function status(method, headers)
+            return S.request(server, { method = method, path = "/echo", headers = headers }).status
+        end
+        for _, origin in ipairs { "https://evil.example", "null", "http://127.0.0.1:1", "http://" .. own .. ".evil.example", "" } do
+            assert.equal(403, status("POST", { Origin = origin }), origin)
+            assert.equal(403, status("POST", { Origin = origin, ["Sec-Fetch-Site"] = "cross-site" }), origin)
+            assert.equal(403, status("POST", { Origin = origin, ["Sec-Fetch-Site"] = "same-site" }), origin)
+            assert.equal(200, status("GET", { Origin = origin }), origin)
+        end
+        for _, headers in ipairs {
+            {}, { Origin = "http://" .. own }, { Origin = "https://good.example" },
+            { Origin = "http://" .. own, ["Sec-Fetch-Site"] = "same-origin" },
+            { Origin = "https://proxy.example", ["Sec-Fetch-Site"] = "same-origin" }, -- a proxy that names us otherwise
+        } do
+            assert.equal(200, status("POST", headers), headers.Origin)
+        end
+        assert.equal(403, status("POST", { ["Sec-Fetch-Site"] = "cross-site" }))
+        local keyed <close> = server_of { api_keys = { "k" } }
+        assert.equal(200, S.request(keyed, { method = "POST", path = "/echo",
+            headers = { Origin = "https://evil.example", Authorization = "Bearer k" } }).status)
+        local all <close> = server_of { cors = { "*" } }
+        assert.equal(200, S.request(all, { method = "POST", path = "/echo", headers = { Origin = "https://evil.example" } }).status)
+    end)
+
     it("without a key are this machine's names only", function()
         local server <close> = server_of { hosts = { "mine.example" } }
         for host, status in pairs {

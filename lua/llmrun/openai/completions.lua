@@ -76,7 +76,7 @@ local function read(r, model, limits)
     if o.best_of > o.n then o.gen.logprobs = o.gen.logprobs or 0 end
     local parse, bos = r:boolean "parse_special", r:boolean "add_special_tokens"
     o.parse_special, o.bos = parse ~= false, bos ~= false
-    o.prompts = prompt_list(r:get "prompt", limits, model.info.n_vocab)
+    o.prompts = sampling.check_texts("prompt", prompt_list(r:get "prompt", limits, model.info.n_vocab), limits)
     constraints.read(r, model, o)
     sampling.check_work(limits, #o.prompts * o.best_of, o.max_tokens)
     o.ids = encode_all(model, o.prompts, o)

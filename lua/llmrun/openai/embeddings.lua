@@ -83,7 +83,7 @@ function M.answer(api, req)
     local r = fields.read(req)
     local model, name = api:model(r)
     local width = model.info.n_embd
-    local list = input_list(r:get "input", api.limits, model.info.n_vocab)
+    local list = sampling.check_texts("input", input_list(r:get "input", api.limits, model.info.n_vocab), api.limits)
     local format = r:choice("encoding_format", { "float", "base64" })
     local n = r:integer("dimensions", 1, math.max(width, 1)) or width
     local salt = r:text("cache_salt", 1024)

@@ -72,7 +72,7 @@ local function tokenize(self, req)
         local vars = { add_generation_prompt = r:boolean "add_generation_prompt" ~= false }
         ids = choices.guarded(messages.prompt, model, list, messages.read_tools(r:get "tools", self.limits), vars)
     else
-        local text = r:text "prompt" or r:text "content"
+        local text = r:text("prompt", self.limits.text_bytes) or r:text("content", self.limits.text_bytes)
         if not text then fields.wrong_type("prompt", "string", json.null) end
         ids = model:tokenize(text, { special = r:boolean "parse_special" ~= false, bos = bos })
     end

@@ -137,8 +137,8 @@ end
 
 local function other_requests(l)
     local ids = array(integer(0))
-    local inputs = any(text(nil, 1), array(integer(0), 1), array(text(nil, 1), 1, l.prompts), array(array(integer(0),
-        1), 1, l.prompts))
+    local words = text(l.text_bytes, 1)
+    local inputs = any(words, array(integer(0), 1), array(words, 1, l.prompts), array(array(integer(0), 1), 1, l.prompts))
     local responses = merged(sampling(l), { max_output_tokens = integer(1, tokens_most), instructions = str,
         top_logprobs = integer(0, l.logprobs), tools = array(ref "FlatTool", nil, l.tools),
         tool_choice = any(one_of("none", "auto", "required"), object { type = one_of "function", name = str },
@@ -161,11 +161,11 @@ local function other_requests(l)
             object({ type = one_of "function_call", name = text(256) }, { call_id = text(256), arguments = str }),
             object({ type = one_of "function_call_output", output = str }, { call_id = text(256) })), 1, l.messages)) },
             responses),
-        EmbeddingRequest = object({ input = any(text(nil, 1), array(integer(0), 1), array(any(text(nil, 1),
+        EmbeddingRequest = object({ input = any(words, array(integer(0), 1), array(any(words,
             array(integer(0), 1)), 1, l.embeddings)) }, { model = text(1024), encoding_format = one_of("float",
             "base64"), dimensions = integer(1), user = str, cache_salt = text(1024) }),
         TokenizeRequest = any(
-            object({ prompt = str }, { model = text(1024), add_special_tokens = bool, parse_special = bool,
+            object({ prompt = text(l.text_bytes) }, { model = text(1024), add_special_tokens = bool, parse_special = bool,
                 return_token_strs = bool }),
             object({ messages = array(ref "Message", 1, l.messages) }, { model = text(1024), tools = array(ref "Tool",
                 nil, l.tools), add_generation_prompt = bool, return_token_strs = bool })),

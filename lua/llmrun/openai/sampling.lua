@@ -19,7 +19,18 @@ M.limits = {
     n = 128, best_of = 20, prompts = 1024, choices = 1024, total_tokens = 262144, logprobs = 20, stop = 64,
     stop_bytes = 4096, logit_bias = 300, stop_token_ids = 256, allowed_token_ids = 100000, tools = 128,
     messages = 16384, embeddings = 2048,
+    text_bytes = 8 << 20, -- of all texts of a request that are cut into tokens, while which nobody else is served
 }
+
+--- Checks the texts of a list of prompts, which may hold lists of ids too.
+function M.check_texts(param, list, limits)
+    local bytes = 0
+    for _, v in ipairs(list) do bytes = bytes + (type(v) == "string" and #v or 0) end
+    if bytes > limits.text_bytes then
+        fields.bad(param, ("at most %d bytes expected, got %d"):format(limits.text_bytes, bytes), "string_too_long")
+    end
+    return list
+end
 
 local function read_stop(r, limits)
     local v = r:get "stop"
