@@ -138,7 +138,8 @@ end
 local function other_requests(l)
     local ids = array(integer(0))
     local words = text(l.text_bytes, 1)
-    local inputs = any(words, array(integer(0), 1), array(words, 1, l.prompts), array(array(integer(0), 1), 1, l.prompts))
+    local inputs = any(words, array(integer(0), 1), array(words, 1, l.prompts),
+        array(array(integer(0), 1), 1, l.prompts))
     local responses = merged(sampling(l), { max_output_tokens = integer(1, tokens_most), instructions = str,
         top_logprobs = integer(0, l.logprobs), tools = array(ref "FlatTool", nil, l.tools),
         tool_choice = any(one_of("none", "auto", "required"), object { type = one_of "function", name = str },
@@ -165,8 +166,8 @@ local function other_requests(l)
             array(integer(0), 1)), 1, l.embeddings)) }, { model = text(1024), encoding_format = one_of("float",
             "base64"), dimensions = integer(1), user = str, cache_salt = text(1024) }),
         TokenizeRequest = any(
-            object({ prompt = text(l.text_bytes) }, { model = text(1024), add_special_tokens = bool, parse_special = bool,
-                return_token_strs = bool }),
+            object({ prompt = text(l.text_bytes) }, { model = text(1024), add_special_tokens = bool,
+                parse_special = bool, return_token_strs = bool }),
             object({ messages = array(ref "Message", 1, l.messages) }, { model = text(1024), tools = array(ref "Tool",
                 nil, l.tools), add_generation_prompt = bool, return_token_strs = bool })),
         DetokenizeRequest = object({ tokens = ids }, { model = text(1024), skip_special_tokens = bool }),
