@@ -2,9 +2,10 @@
  * I/O thread. See http_int.h.
  *
  * Headers are checked where libmicrohttpd is lenient: two lengths, a length beside chunks, unknown transfer codings are
- * 400 (each would let a proxy before us see other borders between requests than we do). A body that is too long is
- * refused at its headers if its length says so and the client waits to be asked (Expect) or means to send far too much;
- * else it is read and thrown away, so that the client sees the answer.
+ * 400 (each would let a proxy before us see other borders between requests than we do), and so are names that are no
+ * tokens, lines that go on in the next, and line ends inside of values. A body that is too long is refused at its
+ * headers if its length says so and the client waits to be asked (Expect) or means to send far too much; else it is
+ * read and thrown away, so that the client sees the answer.
  */
 #include "http/http_int.h"
 #include "base/mem.h"
@@ -16,7 +17,8 @@
 #include <strings.h>
 #include <sys/epoll.h>
 
-#define SKIP_AT_MOST ((size_t)64 << 20) /* bytes of a too long body that are read for politeness */
+#define LINE_MAX_BLANKS 4096
+#define SKIP_AT_MOST    ((size_t)64 << 20) /* bytes of a too long body that are read for politeness */
 
 /* ---- answers of io's own ---- */
 
@@ -93,9 +95,30 @@ void *lr_http__on_line(void *cls, const char *uri, struct MHD_Connection *c)
 typedef struct scan {
     size_t n_lines, bytes;
     int n_length, n_coding;
-    bool chunked, expects;
+    bool chunked, expects, malformed;
     size_t length;
 } scan;
+
+static bool is_token(const char *s, size_t n)
+{
+    for (size_t i = 0; i < n; i++) {
+        int c = s[i] | 32;
+        if (!(c >= 'a' && c <= 'z') && !memchr("0123456789!#$%&'*+-.^_`|~", s[i], 25)) return false;
+    }
+    return n > 0;
+}
+
+/* Whether a line is as it came. One that goes on in the next (obs-fold) has got that one's text behind its name, which
+ * for this has been moved: otherwise only the colon, now a zero byte, and blanks are between name and value. */
+static bool is_one_line(const char *name, size_t name_n, const char *value)
+{
+    uintptr_t from = (uintptr_t)(name + name_n), to = (uintptr_t)value;
+    if (!value) return true;
+    if (to <= from || to - from > LINE_MAX_BLANKS) return false;
+    for (const char *p = name + name_n; p < value; p++)
+        if (*p && *p != ':' && *p != ' ' && *p != '\t') return false;
+    return true;
+}
 
 static enum MHD_Result count_line(void *cls, enum MHD_ValueKind kind, const char *name, size_t name_n,
                                   const char *value, size_t value_n)
@@ -104,6 +127,8 @@ static enum MHD_Result count_line(void *cls, enum MHD_ValueKind kind, const char
     scan *s = cls;
     s->n_lines++;
     s->bytes += name_n + value_n + 2;
+    if (!is_token(name, name_n) || !is_one_line(name, name_n, value) || (value_n && memchr(value, '\r', value_n)))
+        s->malformed = true;
     if (strcasecmp(name, "content-length") == 0) {
         s->n_length++;
         s->length = value && *value >= '0' && *value <= '9' ? strtoull(value, NULL, 10) : 0;
@@ -170,10 +195,12 @@ static bool take_place(lr_http_req *r)
     return found;
 }
 
-static enum MHD_Result headers_read(lr_http_req *r, const char *method)
+static enum MHD_Result headers_read(lr_http_req *r, const char *method, const char *version)
 {
     scan s = {0};
     MHD_get_connection_values_n(r->c, MHD_HEADER_KIND, count_line, &s);
+    if (s.malformed) return bad_request(r, "a header line that is malformed, or goes on in the next line");
+    if (s.n_coding && strcmp(version, "HTTP/1.0") == 0) return bad_request(r, "Transfer-Encoding in HTTP/1.0");
     if (s.n_length > 1) return bad_request(r, "more than one Content-Length");
     if (s.n_length && s.n_coding) return bad_request(r, "Content-Length beside Transfer-Encoding");
     if (s.n_coding > 1 || (s.n_coding && !s.chunked))
@@ -280,12 +307,12 @@ static enum MHD_Result answer(lr_http_req *r)
 enum MHD_Result lr_http__on_request(void *cls, struct MHD_Connection *c, const char *url, const char *method,
                                     const char *version, const char *data, size_t *n, void **ctx)
 {
-    (void)cls, (void)c, (void)url, (void)version;
+    (void)cls, (void)c, (void)url;
     lr_http_req *r = *ctx;
     if (!r) return MHD_NO;
     if (!r->seen) {
         r->seen = true;
-        return headers_read(r, method);
+        return headers_read(r, method, version);
     }
     if (*n) {
         size_t got = *n;

@@ -57,6 +57,8 @@ describe("requests", function()
         for _, lines in ipairs {
             "Content-Length: 3\r\nTransfer-Encoding: chunked\r\n", "Content-Length: 3\r\nContent-Length: 3\r\n",
             "Content-Length: 3\r\nContent-Length: 4\r\n", "Content-Length: -3\r\n", "Content-Length: 3x\r\n",
+            "Content-Length : 3\r\n", "Content-Length:\r\n 3\r\n", "Transfer-Encoding:\r\n\tchunked\r\n", "X: a\r\n b\r\n",
+            "X\"y: a\r\n", "X y: a\r\n", "X: a\rContent-Length: 3\r\n", "X\255: a\r\n",
             "Content-Length: +3\r\n", "Transfer-Encoding: gzip\r\n", "Transfer-Encoding: chunked, chunked\r\n",
         } do
             local out, ended = post(lines, "abc")
@@ -69,6 +71,10 @@ describe("requests", function()
         out, ended = raw(chunked("zz\r\nabc\r\n0\r\n\r\n"))
         assert.equal(400, head_of(out))
         assert.is_true(ended)
+        out, ended = raw((chunked("3\r\nabc\r\n0\r\n\r\n"):gsub("1%.1", "1.0", 1)))
+        assert.equal(400, head_of(out))
+        assert.is_true(ended)
+        assert.equal(200, head_of((post("X:a\r\nY:\t b \r\nZ:\r\nContent-Length:" .. (" "):rep(300) .. "3\r\n", "abc"))))
     end)
 
     it("have a limit of length, said before or found on the way", function()
