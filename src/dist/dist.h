@@ -40,7 +40,8 @@ void lr_dist_die(const char *what, const lr_error *err) __attribute__((noreturn)
 typedef enum lr_order {
     LR_ORDER_QUIT = 1, /* the end */
     LR_ORDER_LOAD,     /* body: text for lua/llmrun/dist.lua */
-    LR_ORDER_START,    /* of model n: lr_kv_spec and sizes */
+    LR_ORDER_ROOM,     /* of model n: lr_kv_spec and sizes; what there is for them */
+    LR_ORDER_START,    /* the same; make them */
     LR_ORDER_FORWARD,  /* a batch */
     LR_ORDER_KV_COPY,  /* groups and blocks */
     LR_ORDER_KV_READ,

@@ -23,12 +23,12 @@ lr_engine_config lr_engine_defaults(void)
                               .patience = 8};
 }
 
-static bool on_device(const lr_model *m) { return m->ops->room && m->ops->room(m, NULL, 0, 0) > 0; }
+static bool on_device(lr_model *m) { return m->ops->room && m->ops->room(m, NULL, 0, 0) > 0; }
 
 /* Whether many rows of a step take little longer than few. */
-static bool has_device(const lr_model *m) { return m->tells || on_device(m); }
+static bool has_device(lr_model *m) { return m->tells || on_device(m); }
 
-static int fill_config(lr_engine_config *c, const lr_model *m, lr_error *err)
+static int fill_config(lr_engine_config *c, lr_model *m, lr_error *err)
 {
     lr_engine_config d = lr_engine_defaults();
     if (c->max_batch_tokens == 0) c->max_batch_tokens = d.max_batch_tokens;
@@ -75,7 +75,7 @@ static int fill_config(lr_engine_config *c, const lr_model *m, lr_error *err)
 static double kv_room(const lr_engine *e, const lr_kv_spec *spec)
 {
     const lr_engine_config *c = &e->cfg;
-    const lr_model *m = e->model;
+    lr_model *m = e->model;
     if (c->kv_bytes) return (double)c->kv_bytes;
     size_t device = m->ops->room ? m->ops->room(m, spec, c->max_batch_tokens, e->max_out) : 0;
     if (device) return (double)device * (c->kv_fraction > 0 ? c->kv_fraction : 0.9);

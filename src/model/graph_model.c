@@ -85,9 +85,9 @@ static void model_memory(const lr_model *m, size_t *weights, size_t *kv, size_t 
     g->be->ops->memory(g->be, weights, kv, work);
 }
 
-static size_t model_room(const lr_model *m, const lr_kv_spec *spec, int max_rows, int max_out)
+static size_t model_room(lr_model *m, const lr_kv_spec *spec, int max_rows, int max_out)
 {
-    const lr_graph *g = (const lr_graph *)m;
+    const lr_graph *g = (lr_graph *)m;
     const lr_backend_ops *ops = g->be->ops;
     size_t room = ops->room ? ops->room(g->be) : 0, work = 0;
     if (room && spec && ops->work) {

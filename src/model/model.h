@@ -28,7 +28,7 @@ typedef struct lr_model_ops {
     void (*memory)(const lr_model *, size_t *weights, size_t *kv, size_t *work);
     /* Bytes of a device's memory that are free; 0 if KV lies in the machine's. NULL = 0. With a spec: those that are
      * left for its KV beside what `start` makes else, 1 at least; its n_blocks: as many as there might be. */
-    size_t (*room)(const lr_model *, const lr_kv_spec *, int max_rows, int max_out);
+    size_t (*room)(lr_model *, const lr_kv_spec *, int max_rows, int max_out);
     /* Runs fn(arg, thread, n_threads) on the threads that compute, and how many these are. NULL: there are none. */
     void (*parallel)(lr_model *, lr_pool_fn fn, void *arg);
     int (*threads)(const lr_model *);

@@ -205,23 +205,73 @@ static int start_here(parallel *p, const lr_kv_spec *s, int max_rows, int max_ou
     return rc ? rc : exchange_sizes(p, err);
 }
 
-static int model_start(lr_model *m, const lr_kv_spec *s, int max_rows, int max_out, lr_error *err)
+static void tell_start(parallel *p, lr_order kind, const lr_kv_spec *s, int max_rows, int max_out)
 {
-    parallel *p = self(m);
+    lr_error err;
     const int v[] = {s->type, s->value_type, s->block_size, s->n_blocks[0], s->n_blocks[1], max_rows, max_out};
-    lr_pack_begin(&p->pack, LR_ORDER_START, p->id);
+    lr_pack_begin(&p->pack, kind, p->id);
     for (size_t i = 0; i < sizeof v / sizeof *v; i++) lr_pack_int(&p->pack, v[i]);
-    must(lr_dist_tell(&p->pack, err), "starting a model", err);
-    return start_here(p, s, max_rows, max_out, err);
+    must(lr_dist_tell(&p->pack, &err), "starting a model", &err);
 }
 
-static int started(parallel *p, lr_pack *b, lr_error *err)
+static int model_start(lr_model *m, const lr_kv_spec *s, int max_rows, int max_out, lr_error *err)
 {
+    tell_start(self(m), LR_ORDER_START, s, max_rows, max_out);
+    return start_here(self(m), s, max_rows, max_out, err);
+}
+
+static double pool_bytes(const lr_kv_spec *spec, const lr_model *m, int first_layer)
+{
+    lr_kv_spec s = *spec;
+    double n = 0;
+    s.n_layers = m->n_kv_layers;
+    s.layers = m->kv_layers;
+    s.first_layer = first_layer;
+    for (int g = 0; g < m->n_groups; g++) n += (double)s.n_blocks[g] * (double)lr_kv_spec_block_bytes(&s, g);
+    return n;
+}
+
+/* What the whole model's KV may take so that each rank's device has room for its part. The same on all ranks. */
+static int least_room(parallel *p, const lr_kv_spec *s, int max_rows, int max_out, size_t *out, lr_error *err)
+{
+    int n = p->data->size;
+    double own = pool_bytes(s, p->own, p->part->first_layer), most = (double)(SIZE_MAX / 2), mine = most;
+    size_t room = p->own->ops->room ? p->own->ops->room(p->own, s, max_rows, max_out) : 0;
+    double *all = lr_calloc((size_t)n, sizeof *all);
+    int *bytes = lr_calloc((size_t)n, sizeof *bytes);
+    if (room && own > 0) mine = (double)room * (pool_bytes(s, &p->base, 0) / own);
+    int rc = lr_dist_agree(all && bytes ? 0 : lr_fail(err, LR_ENOMEM, "no memory for a run of %d ranks", n), 0, err);
+    for (int r = 0; r < n && !rc; r++) bytes[r] = (int)sizeof *all;
+    if (!rc) rc = p->data->ops->all_gather(p->data, &mine, all, bytes, err);
+    for (int r = 0; r < n && !rc; r++)
+        if (all[r] < most) most = all[r];
+    *out = most > 1 ? (size_t)most : 1;
+    lr_free(all);
+    lr_free(bytes);
+    return rc;
+}
+
+static size_t room(lr_model *m, const lr_kv_spec *s, int max_rows, int max_out)
+{
+    parallel *p = self(m);
+    size_t n = p->own->ops->room ? p->own->ops->room(p->own, NULL, 0, 0) : 0;
+    lr_error err;
+    if (!n || !s) return n;
+    tell_start(p, LR_ORDER_ROOM, s, max_rows, max_out);
+    must(least_room(p, s, max_rows, max_out, &n, &err), "sizing a model's KV", &err);
+    return n;
+}
+
+/* A follower's share of room and model_start. */
+static int started(parallel *p, lr_order kind, lr_pack *b, lr_error *err)
+{
+    size_t least;
     lr_kv_spec s = {.type = (int)lr_pack_take(b, 0, 1 << 16), .value_type = (int)lr_pack_take(b, 0, 1 << 16)};
     s.block_size = (int)lr_pack_take(b, 1, 256);
     for (int g = 0; g < LR_KV_GROUPS; g++) s.n_blocks[g] = (int)lr_pack_take(b, 0, 1 << 28);
     int max_rows = (int)lr_pack_take(b, 1, 1 << 20), max_out = (int)lr_pack_take(b, 1, 1 << 20);
     if (b->bad) return lr_fail(err, LR_EFORMAT, "an order to start a model with numbers out of range");
+    if (kind == LR_ORDER_ROOM) return least_room(p, &s, max_rows, max_out, &least, err);
     lr_error why; /* rank 0 has it too and tells */
     start_here(p, &s, max_rows, max_out, &why);
     return 0;
@@ -320,7 +370,8 @@ static const lr_model_ops parallel_ops = {.free = model_free,
                                           .kv_block_bytes = kv_block_bytes,
                                           .kv_read = kv_read,
                                           .kv_write = kv_write,
-                                          .memory = memory};
+                                          .memory = memory,
+                                          .room = room};
 
 int lr_parallel_join(lr_model **out, lr_model *part, int id, lr_error *err)
 {
@@ -363,8 +414,9 @@ int lr_parallel_join(lr_model **out, lr_model *part, int id, lr_error *err)
 static int obey(parallel *p, lr_order kind, lr_pack *b, lr_error *err)
 {
     switch (kind) {
+    case LR_ORDER_ROOM:
     case LR_ORDER_START:
-        return started(p, b, err);
+        return started(p, kind, b, err);
     case LR_ORDER_FORWARD:
         return lr_parallel__forwarded(p, b, err);
     case LR_ORDER_KV_COPY:
@@ -384,7 +436,7 @@ lr_order lr_parallel_follow(int *model, const char **body, size_t *len)
 {
     static lr_pack pack;
     static const char *const doing[] = {
-        "",        "the end",           "loading",           "starting a model", "forward pass",
+        "",        "the end",           "loading",           "sizing a model's KV", "starting a model", "forward pass",
         "KV copy", "reading KV blocks", "writing KV blocks", "freeing a model"};
     lr_error err;
     for (;;) {

@@ -239,6 +239,52 @@ static void experts(int m)
     free(start);
 }
 
+typedef struct adapt_arg {
+    lr_cu_adapters l;
+    lr_cu_product p;
+    int m;
+    void *x, *work;
+} adapt_arg;
+
+static cudaError_t adapt(void *arg, int i, cudaStream_t s)
+{
+    adapt_arg *a = arg;
+    (void)i;
+    return lr_cu_adapt(&a->l, &a->p, LR_CU_F16, a->x, a->m, a->work, s);
+}
+
+/* What adapters of rank 16 add to a product: m rows with one adapter, or one each. */
+static void adapters(int m, bool each)
+{
+    int n = tiny ? 48 : 4096, k = tiny ? 64 : 4096, rank = tiny ? 3 : 16, kinds = each ? m : 1;
+    size_t na = (size_t)rank * (size_t)k, nb = (size_t)rank * (size_t)n;
+    float *factors = device((na + nb) * (size_t)kinds * sizeof *factors);
+    lr_cu_adapter_part *parts = calloc((size_t)kinds, sizeof *parts), *at = device((size_t)kinds * sizeof *parts);
+    const lr_cu_adapter_part **rows = calloc((size_t)m, sizeof *rows), **of = device((size_t)m * sizeof *rows);
+    if (!parts || !rows) die("memory");
+    for (int i = 0; i < kinds; i++) {
+        float *f = factors + (size_t)i * (na + nb);
+        parts[i] = (lr_cu_adapter_part){f, f + na, rank};
+    }
+    for (int i = 0; i < m; i++) rows[i] = at + (each ? i : 0);
+    must(cudaMemcpy(at, parts, (size_t)kinds * sizeof *parts, cudaMemcpyHostToDevice), "adapters");
+    must(cudaMemcpy(of, rows, (size_t)m * sizeof *rows, cudaMemcpyHostToDevice), "adapters");
+    adapt_arg a = {.l = {.rows = of, .ranks = (rank + 7) / 8 * 8}, .p = {.n_weights = 1}, .m = m};
+    a.p.w[0] = (lr_cu_weight){.n = n, .k = k};
+    a.p.y[0] = device((size_t)m * (size_t)n * sizeof(float));
+    a.x = device(lr_cu_rows_bytes(LR_CU_F16, m, k));
+    a.work = device(lr_cu_adapt_work(1, a.l.ranks, m));
+    double t = time_of(adapt, &a), read = (double)(na + nb) * 4 * kinds;
+    printf("{\"what\":\"adapters\",\"rows\":%d,\"adapters\":%d,\"rank\":%d,\"n\":%d,\"k\":%d,\"us\":%.2f,"
+           "\"gbs\":%.1f,\"tflops\":%.2f}\n",
+           m, kinds, rank, n, k, t * 1e6, read / t * 1e-9, 2.0 * m * (double)(na + nb) / t * 1e-12);
+    fflush(stdout);
+    void *const mine[] = {factors, at, of, a.p.y[0], a.x, a.work};
+    for (size_t i = 0; i < sizeof mine / sizeof *mine; i++) cudaFree(mine[i]);
+    free(parts);
+    free(rows);
+}
+
 typedef struct attn_arg {
     lr_cu_attn a;
     lr_cu_kv kv;
@@ -312,6 +358,9 @@ static void kernels(void)
     experts(1);
     experts(tiny ? 3 : 64);
     experts(tiny ? 9 : 2048);
+    adapters(1, true);
+    adapters(tiny ? 3 : 64, true);
+    adapters(tiny ? 70 : 2048, false);
     decode_attention(LR_F16, tiny ? 2 : 1, tiny ? 40 : 32768);
     decode_attention(LR_F16, tiny ? 3 : 64, tiny ? 300 : 4096);
     decode_attention(LR_Q8_0, tiny ? 2 : 64, tiny ? 20 : 4096);
