@@ -181,23 +181,27 @@ typedef struct lr_cpu_kernels {
 
     /* The same by pieces of LR_PIECE, the last one shorter, whose largest values are known: a piece that has nothing to
      * say is not looked at. */
-    /* Fills peak (lr_pieces(n)) with each piece's max, after x was masked by bits, if they are there; returns the max
-     * of all before that. */
-    float (*peaks)(float *x, const uint32_t *bits, int n, float *peak);
-    int (*topk_peaks)(const float *x, int n, const float *peak, int k, int32_t *ids, float *vals); /* as topk */
-    /* As compact_above, all of them; ids has room for n. threshold > -inf. */
-    int (*compact_peaks)(const float *x, int n, const float *peak, float threshold, int32_t *ids);
+    /* bits (or NULL) is a mask that x does not have in it yet: what is clear counts as -inf. */
+    /* Fills peak (lr_pieces(n)) with each piece's max; returns the max of all without a mask. */
+    float (*peaks)(const float *x, const uint32_t *bits, int n, float *peak);
+    /* As topk, but with a mask not more than it leaves. */
+    int (*topk_peaks)(const float *x, const uint32_t *bits, int n, const float *peak, int k, int32_t *ids, float *vals);
+    /* As compact_above, all of them; ids has room for n. */
+    int (*compact_peaks)(const float *x, const uint32_t *bits, int n, const float *peak, float threshold, int32_t *ids);
     /* x[i] = (x[i] - best) / t, each operation rounded by itself */
     void (*temper)(float *x, int n, float best, float t);
     /* mass of what temper makes of x; x stays. ahead (n), or NULL: what is read next, asked for meanwhile. */
     uint64_t (*mass_warm)(const float *x, int n, float best, float t, const float *ahead);
     /* About what mass_warm gives for each piece, as a share of the best's: sums of any pieces are within LR_GLANCE of
-     * all of them. LR_GLANCE_T_MIN <= t <= LR_GLANCE_T_MAX. */
-    void (*glance)(const float *x, int n, const float *peak, float best, float t, float *sums, const float *ahead);
+     * all of them; at t = 1 within LR_GLANCE_1 of themselves and a unit a value. LR_GLANCE_T_MIN <= t <=
+     * LR_GLANCE_T_MAX. */
+    void (*glance)(const float *x, const uint32_t *bits, int n, const float *peak, float best, float t, float *sums,
+                   const float *ahead);
 } lr_cpu_kernels;
 
 #define LR_PIECE        128
 #define LR_GLANCE       4e-6 /* with at most LR_GLANCE_N values; see vocab_vec.h */
+#define LR_GLANCE_1     1.3e-6
 #define LR_GLANCE_N     1048576
 #define LR_GLANCE_T_MIN 0.01f
 #define LR_GLANCE_T_MAX 100.0f

@@ -87,16 +87,19 @@ void lr_vocab_unpack(const uint64_t *keys, int k, const float *x, int32_t *ids, 
     }
 }
 
-static int topk(const float *x, int n, int k, int32_t *ids, float *vals)
+static bool is_set(const uint32_t *bits, int i) { return !bits || bits[i >> 5] >> (i & 31) & 1; }
+
+static int topk_peaks(const float *x, const uint32_t *bits, int n, const float *peak, int k, int32_t *ids, float *vals)
 {
     uint64_t keys[4 * LR_TOPK_MAX], least = 0;
+    (void)peak;
     if (k > LR_TOPK_MAX) k = LR_TOPK_MAX;
     if (k > n) k = n;
     if (k <= 0) return 0;
     int m = 0;
     for (int i = 0; i < n; i++) {
         uint64_t key = lr_vocab_key(x[i], i);
-        if (key < least) continue;
+        if (key < least || !is_set(bits, i)) continue;
         keys[m++] = key;
         if (m < 4 * LR_TOPK_MAX) continue;
         lr_vocab_select(keys, m, k);
@@ -104,10 +107,16 @@ static int topk(const float *x, int n, int k, int32_t *ids, float *vals)
         least = keys[0];
         for (int j = 1; j < k; j++) least = keys[j] < least ? keys[j] : least;
     }
+    if (k > m) k = m;
     lr_vocab_select(keys, m, k);
     lr_vocab_sort(keys, k);
     lr_vocab_unpack(keys, k, x, ids, vals);
     return k;
+}
+
+static int topk(const float *x, int n, int k, int32_t *ids, float *vals)
+{
+    return topk_peaks(x, NULL, n, NULL, k, ids, vals);
 }
 
 static int count_above(const float *x, int n, float threshold)
@@ -135,24 +144,23 @@ static void mask(float *x, const uint32_t *bits, int n)
     }
 }
 
-static float peaks(float *x, const uint32_t *bits, int n, float *peak)
+static float peaks(const float *x, const uint32_t *bits, int n, float *peak)
 {
-    float best = max_of(x, n);
-    if (bits) mask(x, bits, n);
-    for (int i = 0, p = 0; i < n; i += LR_PIECE, p++) peak[p] = max_of(x + i, n - i < LR_PIECE ? n - i : LR_PIECE);
-    return best;
+    for (int i = 0, p = 0; i < n; p++) {
+        peak[p] = -INFINITY;
+        for (int end = n - i < LR_PIECE ? n : i + LR_PIECE; i < end; i++)
+            if (x[i] > peak[p] && is_set(bits, i)) peak[p] = x[i];
+    }
+    return max_of(x, n);
 }
 
-static int topk_peaks(const float *x, int n, const float *peak, int k, int32_t *ids, float *vals)
+static int compact_peaks(const float *x, const uint32_t *bits, int n, const float *peak, float threshold, int32_t *ids)
 {
+    int c = 0;
     (void)peak;
-    return topk(x, n, k, ids, vals);
-}
-
-static int compact_peaks(const float *x, int n, const float *peak, float threshold, int32_t *ids)
-{
-    (void)peak;
-    return compact_above(x, n, threshold, ids, n);
+    for (int i = 0; i < n; i++)
+        if (x[i] >= threshold && is_set(bits, i)) ids[c++] = i;
+    return c;
 }
 
 static void temper(float *x, int n, float best, float t)
@@ -168,12 +176,16 @@ static uint64_t mass_warm(const float *x, int n, float best, float t, const floa
     return sum;
 }
 
-static void glance(const float *x, int n, const float *peak, float best, float t, float *sums, const float *ahead)
+static void glance(const float *x, const uint32_t *bits, int n, const float *peak, float best, float t, float *sums,
+                   const float *ahead)
 {
     (void)ahead;
-    for (int i = 0, p = 0; i < n; i += LR_PIECE, p++) {
-        int len = n - i < LR_PIECE ? n - i : LR_PIECE;
-        sums[p] = peak[p] > -INFINITY ? (float)((double)mass_warm(x + i, len, best, t, NULL) * 0x1p-40) : 0;
+    (void)peak;
+    for (int i = 0, p = 0; i < n; p++) {
+        uint64_t sum = 0;
+        for (int end = n - i < LR_PIECE ? n : i + LR_PIECE; i < end; i++)
+            if (is_set(bits, i)) sum += lr_mass_units(lr_mass((x[i] - best) / t));
+        sums[p] = (float)((double)sum * 0x1p-40);
     }
 }
 

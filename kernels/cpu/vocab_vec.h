@@ -45,13 +45,13 @@ static int argmax(const float *x, int n)
     return -1;
 }
 
-/* lr_mass on vector words: every operation is rounded by itself, so all tables give the same bits. */
+/* lr_mass on vector words: every operation is rounded by itself, so all tables give the same bits; n times the high
+ * part is exact. What is far, or NaN, weighs nothing whatever comes of it on the way. */
 VEC_INLINE vf vec_mass(vf d)
 {
-    vm gone = vf_lt(d, vf_set1(LR_MASS_FAR));
-    vf y = vf_max(vf_set1(LR_MASS_FAR), d), n = vf_round(vf_mul(y, vf_set1(LR_MASS_LOG2E)));
-    vf r = vf_sub(vf_sub(y, vf_mul(n, vf_set1(LR_MASS_LN2_HI))), vf_mul(n, vf_set1(LR_MASS_LN2_LO)));
-    vf p = vf_set1(LR_MASS_C7);
+    vf n = vf_round(vf_mul(d, vf_set1(LR_MASS_LOG2E)));
+    vf r = vf_sub(vf_fnma(n, vf_set1(LR_MASS_LN2_HI), d), vf_mul(n, vf_set1(LR_MASS_LN2_LO)));
+    vf p = vf_set1(LR_MASS_C7), small = vf_set1(LR_MASS_SMALL);
     p = vf_add(vf_mul(p, r), vf_set1(LR_MASS_C6));
     p = vf_add(vf_mul(p, r), vf_set1(LR_MASS_C5));
     p = vf_add(vf_mul(p, r), vf_set1(LR_MASS_C4));
@@ -59,9 +59,8 @@ VEC_INLINE vf vec_mass(vf d)
     p = vf_add(vf_mul(p, r), vf_set1(LR_MASS_C2));
     p = vf_add(vf_mul(p, r), vf_set1(1.0f));
     p = vf_ldexp_near(vf_add(vf_mul(p, r), vf_set1(1.0f)), n);
-    vf small = vf_set1(LR_MASS_SMALL);
     p = vf_select(vf_lt(p, small), vf_sub(vf_add(p, small), small), p);
-    return vf_select(gone, vf_set1(0.0f), p);
+    return vf_select(vf_ge(d, vf_set1(LR_MASS_FAR)), p, vf_set1(0.0f));
 }
 
 /* Asks for LR_PIECE values at p, into the second-level cache. */
@@ -79,13 +78,13 @@ VEC_INLINE uint64_t mass_of(const float *x, int n, float best, float t, bool war
         vd s0 = vd_zero(), s1 = s0;
         for (; i + 2 * VW <= end; i += 2 * VW) {
             if (ahead && i % LR_PIECE == 0) ask_piece(ahead + i);
-            vf d0 = vf_sub(no_nan(vf_load(x + i)), top), d1 = vf_sub(no_nan(vf_load(x + i + VW)), top);
+            vf d0 = vf_sub(vf_load(x + i), top), d1 = vf_sub(vf_load(x + i + VW), top);
             s0 = vd_add(s0, vd_of(vec_mass(warm ? vf_div(d0, by) : d0)));
             s1 = vd_add(s1, vd_of(vec_mass(warm ? vf_div(d1, by) : d1)));
         }
         for (; i < end; i += VW) {
             int left = end - i < VW ? end - i : VW;
-            vf v = vf_select(vm_first(left), no_nan(vf_loadn(x + i, left)), vf_set1(-INFINITY));
+            vf v = vf_select(vm_first(left), vf_loadn(x + i, left), vf_set1(-INFINITY));
             vf d = vf_sub(v, top);
             s0 = vd_add(s0, vd_of(vec_mass(warm ? vf_div(d, by) : d)));
         }
@@ -129,13 +128,14 @@ typedef struct best_k {
     float bound; /* what is below it is none of the k best */
 } best_k;
 
-VEC_INLINE void look_for_best(best_k *s, const float *x, int from, int to)
+VEC_INLINE void look_for_best(best_k *s, const float *x, const uint32_t *bits, int from, int to)
 {
     for (int i = from; i < to; i += VW) {
         int left = to - i < VW ? to - i : VW;
         vf v = no_nan(left == VW ? vf_load(x + i) : vf_loadn(x + i, left));
         uint32_t hit = vm_bits(vf_ge(v, vf_set1(s->bound)));
         if (left < VW) hit &= (1u << left) - 1;
+        if (bits) hit &= bits[i >> 5] >> (i & 31);
         for (; hit; hit &= hit - 1) {
             int at = i + __builtin_ctz(hit);
             s->key[s->m++] = lr_vocab_key(x[at], at);
@@ -152,6 +152,7 @@ VEC_INLINE void look_for_best(best_k *s, const float *x, int from, int to)
 
 static void sort_best(best_k *s, const float *x, int32_t *ids, float *vals)
 {
+    if (s->k > s->m) s->k = s->m;
     lr_vocab_select(s->key, s->m, s->k);
     lr_vocab_sort(s->key, s->k);
     lr_vocab_unpack(s->key, s->k, x, ids, vals);
@@ -166,7 +167,7 @@ static int topk(const float *x, int n, int k, int32_t *ids, float *vals)
     s.m = 0;
     s.k = k;
     s.bound = topk_bound(x, n, k);
-    look_for_best(&s, x, 0, n);
+    look_for_best(&s, x, NULL, 0, n);
     sort_best(&s, x, ids, vals);
     return k;
 }
@@ -212,19 +213,6 @@ static void mask(float *x, const uint32_t *bits, int n)
 
 /* ---- by pieces ---- */
 
-VEC_INLINE vf masked_vec(float *x, uint32_t b, int left)
-{
-    vf out = vf_set1(-INFINITY), v = left == VW ? vf_load(x) : vf_select(vm_first(left), vf_loadn(x, left), out);
-    uint32_t all = (uint32_t)((1ull << left) - 1);
-    if ((b & all) == all) return v;
-    v = vf_select(vm_from_bits(b & all), v, out);
-    if (left == VW)
-        vf_store(x, v);
-    else
-        vf_storen(x, v, left);
-    return v;
-}
-
 /* Of a whole piece: in most texts most tokens may come. */
 VEC_INLINE bool all_may_come(const uint32_t *bits, int n)
 {
@@ -233,19 +221,19 @@ VEC_INLINE bool all_may_come(const uint32_t *bits, int n)
 
 _Static_assert(LR_PIECE == 4 * 32, "words of a piece");
 
-static float peaks(float *x, const uint32_t *bits, int n, float *peak)
+static float peaks(const float *x, const uint32_t *bits, int n, float *peak)
 {
-    vf best = vf_set1(-INFINITY);
+    vf none = vf_set1(-INFINITY), best = none;
     for (int from = 0, p = 0; from < n; from += LR_PIECE, p++) {
         int to = n - from < LR_PIECE ? n : from + LR_PIECE, i = from;
-        vf a = vf_set1(-INFINITY), b = a, raw = a;
+        vf a = none, b = a, raw = a;
         for (int l = 0; l < LR_PIECE; l += 16) __builtin_prefetch(x + from + AHEAD_OF_PEAKS + l, 0, 3);
         if (bits && !all_may_come(bits + from / 32, to - from)) {
             for (; i < to; i += VW) {
                 int left = to - i < VW ? to - i : VW;
-                vf v = left == VW ? vf_load(x + i) : vf_select(vm_first(left), vf_loadn(x + i, left), a);
+                vf v = left == VW ? vf_load(x + i) : vf_select(vm_first(left), vf_loadn(x + i, left), none);
                 raw = vf_max(v, raw); /* NaN first: passed over */
-                b = vf_max(masked_vec(x + i, bits[i >> 5] >> (i & 31), left), b);
+                b = vf_max(vf_select(vm_from_bits(bits[i >> 5] >> (i & 31)), v, none), b);
             }
             a = b;
         } else {
@@ -255,7 +243,7 @@ static float peaks(float *x, const uint32_t *bits, int n, float *peak)
             }
             for (; i < to; i += VW) {
                 int left = to - i < VW ? to - i : VW;
-                a = vf_max(vf_select(vm_first(left), vf_loadn(x + i, left), vf_set1(-INFINITY)), a);
+                a = vf_max(vf_select(vm_first(left), vf_loadn(x + i, left), none), a);
             }
             raw = a = vf_max(a, b);
         }
@@ -266,28 +254,33 @@ static float peaks(float *x, const uint32_t *bits, int n, float *peak)
 }
 
 /* k pieces have one each that is no smaller than the k-th largest peak, so the k best are none of the smaller ones. */
-static int topk_peaks(const float *x, int n, const float *peak, int k, int32_t *ids, float *vals)
+static int topk_peaks(const float *x, const uint32_t *bits, int n, const float *peak, int k, int32_t *ids, float *vals)
 {
     int32_t at[LR_TOPK_MAX];
     float top[LR_TOPK_MAX];
     int pieces = lr_pieces(n);
-    if (k <= 0 || k > LR_TOPK_MAX || k > pieces / 2) return topk(x, n, k, ids, vals);
-    topk(peak, pieces, k, at, top);
-    if (!(top[k - 1] > -INFINITY)) return topk(x, n, k, ids, vals);
     best_k s; /* without zeros for the keys */
+    s.bound = -INFINITY;
+    if (k > LR_TOPK_MAX) k = LR_TOPK_MAX;
+    if (k > 0 && k <= pieces / 2) {
+        topk(peak, pieces, k, at, top);
+        s.bound = top[k - 1];
+    }
+    if (!bits && !(s.bound > -INFINITY)) return topk(x, n, k, ids, vals);
+    if (k > n) k = n;
+    if (k <= 0) return 0;
     s.m = 0;
     s.k = k;
-    s.bound = top[k - 1];
     for (int p = 0; p < pieces; p++) {
         if (!(peak[p] >= s.bound)) continue;
         int from = p * LR_PIECE;
-        look_for_best(&s, x, from, n - from < LR_PIECE ? n : from + LR_PIECE);
+        look_for_best(&s, x, bits, from, n - from < LR_PIECE ? n : from + LR_PIECE);
     }
     sort_best(&s, x, ids, vals);
-    return k;
+    return s.k;
 }
 
-static int compact_peaks(const float *x, int n, const float *peak, float threshold, int32_t *ids)
+static int compact_peaks(const float *x, const uint32_t *bits, int n, const float *peak, float threshold, int32_t *ids)
 {
     vf t = vf_set1(threshold);
     int c = 0;
@@ -296,10 +289,11 @@ static int compact_peaks(const float *x, int n, const float *peak, float thresho
         int to = n - from < LR_PIECE ? n : from + LR_PIECE, i = from;
         for (; i + VW <= to; i += VW) {
             vm hit = vf_ge(vf_load(x + i), t);
+            if (bits) hit = vm_and(hit, vm_from_bits(bits[i >> 5] >> (i & 31)));
             if (vm_bits(hit)) c += vec_compact(ids + c, hit, i);
         }
         for (; i < to; i++) {
-            if (x[i] >= threshold) ids[c++] = i;
+            if (x[i] >= threshold && (!bits || bits[i >> 5] >> (i & 31) & 1)) ids[c++] = i;
         }
     }
     return c;
@@ -328,8 +322,10 @@ VEC_INLINE vf about_exp(vf d, vf low, vf hi, vf lo)
 /* How far off: lr_mass 2e-7 of itself, about_exp 3e-7, their difference by the rounding of d / t, which temper makes
  * and this does not, 6e-8 of d / t: n values of e^-y of the best are at most n e^-y of all, so that y beyond ln n
  * hardly counts, and 14 of it make 9e-7. Sums of a piece: 5 roundings of VW lanes and 4 or 3 behind, 6e-7. Mass's
- * unit and end at e^-28: n 1.2e-12. In all 3.3e-6 where n is a million. */
-static void glance(const float *x, int n, const float *peak, float best, float t, float *sums, const float *ahead)
+ * unit and end at e^-28: n 1.2e-12. In all 3.3e-6 where n is a million. At t = 1 d / t is exact, so a piece's sum is
+ * off by 2e-7, 3e-7 and 6e-7 (with lanes of 4: 7.2e-7) of itself, and a unit, e^-27.7, a value. */
+static void glance(const float *x, const uint32_t *bits, int n, const float *peak, float best, float t, float *sums,
+                   const float *ahead)
 {
     double factor = M_LOG2E / (double)t;
     vf b = vf_set1(best), low = vf_set1(-60 * t), hi = vf_set1((float)factor);
@@ -341,6 +337,13 @@ static void glance(const float *x, int n, const float *peak, float best, float t
         sums[p] = 0;
         if (ahead && to - from == LR_PIECE) ask_piece(ahead + from);
         if (peak[p] < far) continue;
+        bool masked = bits && !all_may_come(bits + from / 32, to - from);
+        for (; masked && i + 2 * VW <= to; i += 2 * VW) {
+            vf v0 = vf_select(vm_from_bits(bits[i >> 5] >> (i & 31)), vf_load(x + i), none);
+            vf v1 = vf_select(vm_from_bits(bits[(i + VW) >> 5] >> ((i + VW) & 31)), vf_load(x + i + VW), none);
+            s0 = vf_add(s0, about_exp(vf_sub(v0, b), low, hi, lo));
+            s1 = vf_add(s1, about_exp(vf_sub(v1, b), low, hi, lo));
+        }
         for (; i + 4 * VW <= to; i += 4 * VW) {
             s0 = vf_add(s0, vf_add(about_exp(vf_sub(vf_load(x + i), b), low, hi, lo),
                                    about_exp(vf_sub(vf_load(x + i + VW), b), low, hi, lo)));
@@ -349,7 +352,8 @@ static void glance(const float *x, int n, const float *peak, float best, float t
         }
         for (; i < to; i += VW) {
             int left = to - i < VW ? to - i : VW;
-            vf v = vf_select(vm_first(left), vf_loadn(x + i, left), none);
+            vf v = left == VW ? vf_load(x + i) : vf_select(vm_first(left), vf_loadn(x + i, left), none);
+            if (masked) v = vf_select(vm_from_bits(bits[i >> 5] >> (i & 31)), v, none);
             s0 = vf_add(s0, about_exp(vf_sub(v, b), low, hi, lo));
         }
         sums[p] = vf_hsum(vf_add(s0, s1));

@@ -7,20 +7,20 @@ typedef struct constrain {
     lr_matcher *m;
     bool force; /* cut what must come as the tokenizer does, and allow only that */
     lr_forced forced, saved;
-    size_t tried; /* tokens accepted since it was saved */
-    bool masked;  /* bits are those of the matcher's state, and allow so many tokens */
-    size_t n_allowed;
+    size_t tried;       /* tokens accepted since it was saved */
+    lr_token_mask *own; /* what the matcher's state allows; NULL = not asked for yet */
     size_t words;
-    uint32_t bits[]; /* (words) of the model's vocabulary; beyond the matcher's words all 0 */
+    int32_t one;     /* the only bit that is set in */
+    uint32_t bits[]; /* (words) of the model's vocabulary */
 } constrain;
 
 /* ---- what must come ---- */
 
-int lr_forced_look(lr_forced *f, lr_matcher *m, uint32_t *bits, lr_error *err)
+int lr_forced_look(lr_forced *f, lr_matcher *m, lr_error *err)
 {
     size_t n = 0;
     if (f->looked) return 0;
-    int rc = lr_matcher_forced_tokens(m, (lr_str){f->tail, f->n_tail}, bits, f->queue, LR_FORCED_MAX, &n, err);
+    int rc = lr_matcher_forced_tokens(m, (lr_str){f->tail, f->n_tail}, f->queue, LR_FORCED_MAX, &n, err);
     f->at = 0;
     f->n = (int)n;
     f->looked = rc == 0;
@@ -47,18 +47,20 @@ void lr_forced_took(lr_forced *f, const lr_vocab *v, int32_t token)
 
 static int own_mask(constrain *c, lr_error *err)
 {
-    if (c->masked) return 0;
-    memset(c->bits, 0, c->words * sizeof *c->bits);
-    int rc = lr_matcher_mask(c->m, c->bits, &c->n_allowed, err);
-    c->masked = rc == 0;
-    return rc;
+    return c->own ? 0 : lr_matcher_share_mask(c->m, c->words, &c->own, err);
+}
+
+static void forget_mask(constrain *c)
+{
+    lr_token_mask_unref(c->own);
+    c->own = NULL;
 }
 
 /* The only token that is allowed. */
 static int32_t only_one(const constrain *c)
 {
     for (size_t w = 0; w < c->words; w++) {
-        if (c->bits[w]) return (int32_t)(32 * w) + __builtin_ctz(c->bits[w]);
+        if (c->own->bits[w]) return (int32_t)(32 * w) + __builtin_ctz(c->own->bits[w]);
     }
     return -1;
 }
@@ -68,11 +70,10 @@ static int look(constrain *c, lr_error *err)
 {
     lr_forced *f = &c->forced;
     if (!c->force || f->looked) return 0;
-    c->masked = false;
-    int rc = lr_forced_look(f, c->m, c->bits, err);
+    int rc = lr_forced_look(f, c->m, err);
     if (rc || f->n) return rc;
     rc = own_mask(c, err);
-    if (rc || c->n_allowed != 1 || lr_matcher_can_end(c->m)) return rc;
+    if (rc || c->own->n != 1 || lr_matcher_can_end(c->m)) return rc;
     f->queue[f->n++] = only_one(c);
     return 0;
 }
@@ -84,16 +85,16 @@ static int mask(void *user, const uint32_t **bits, lr_error *err)
     if (rc) return rc;
     if (c->forced.at < c->forced.n) {
         int32_t id = c->forced.queue[c->forced.at];
-        memset(c->bits, 0, c->words * sizeof *c->bits);
+        c->bits[c->one / 32] = 0;
         c->bits[id / 32] = 1u << (id % 32);
-        c->masked = false;
-    } else {
-        rc = own_mask(c, err);
-        if (rc) return rc;
-        if (c->n_allowed == 0)
-            return lr_fail(err, LR_EINVAL, "no token of the vocabulary goes on as the grammar wants");
+        c->one = id;
+        *bits = c->bits;
+        return 0;
     }
-    *bits = c->bits;
+    rc = own_mask(c, err);
+    if (rc) return rc;
+    if (c->own->n == 0) return lr_fail(err, LR_EINVAL, "no token of the vocabulary goes on as the grammar wants");
+    *bits = c->own->bits;
     return 0;
 }
 
@@ -111,7 +112,7 @@ static int accept(void *user, int32_t token, lr_error *err)
     constrain *c = user;
     int rc = lr_matcher_accept(c->m, token, err);
     if (rc) return rc;
-    c->masked = false;
+    forget_mask(c);
     c->tried++;
     lr_forced_took(&c->forced, lr_matcher_vocab(c->m), token);
     return lr_matcher_done(c->m);
@@ -127,7 +128,7 @@ static int ahead(void *user, bool on, lr_error *err)
         return 0;
     }
     c->forced = c->saved;
-    c->masked = false;
+    forget_mask(c);
     return c->tried ? lr_matcher_rollback(c->m, c->tried, err) : 0;
 }
 
@@ -141,6 +142,7 @@ static void start(void *user, bool strip_space, bool force)
 static void destroy(void *user)
 {
     constrain *c = user;
+    forget_mask(c);
     lr_matcher_free(c->m);
     lr_free(c);
 }

@@ -23,8 +23,8 @@ typedef struct lr_forced {
     char tail[LR_FORCED_TAIL];
 } lr_forced;
 
-/* Fills the queue with what m leaves no choice about, if that is not known. bits: (lr_matcher_words(m)) scratch. */
-int lr_forced_look(lr_forced *, lr_matcher *m, uint32_t *bits, lr_error *err);
+/* Fills the queue with what m leaves no choice about, if that is not known. */
+int lr_forced_look(lr_forced *, lr_matcher *m, lr_error *err);
 /* A token was taken; another one than the queue's next empties it. */
 void lr_forced_took(lr_forced *, const lr_vocab *v, int32_t token);
 

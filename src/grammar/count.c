@@ -285,6 +285,13 @@ void lr_count_or(const lr_count *c, uint32_t need, uint32_t left, uint32_t *bits
         set_bit(bits, c->leave[i].what);
 }
 
+uint32_t lr_count_most(const lr_count *c)
+{
+    uint32_t most = c->n_stay ? c->stay[c->n_stay - 1].n : 0;
+    if (c->n_leave && c->leave[c->n_leave - 1].n > most) most = c->leave[c->n_leave - 1].n;
+    return c->n_pop && c->pop[c->n_pop - 1].n > most ? c->pop[c->n_pop - 1].n : most;
+}
+
 const counted *lr_count_pops(const lr_count *c, uint32_t need, uint32_t left, uint32_t *n)
 {
     uint32_t from = lower(c->pop, c->n_pop, need);

@@ -69,21 +69,22 @@ static uint32_t find(const lr_grammar_trie *t, lr_str s)
 }
 
 /* Whether a token may come here that begins with s and is longer. 1, 0 or an error. */
-static int reaches_past(lr_matcher *m, lr_str s, uint32_t *bits, lr_error *err)
+static int reaches_past(lr_matcher *m, lr_str s, lr_error *err)
 {
     const tnode *node = m->t->node;
     uint32_t v = s.n <= m->t->max_depth ? find(m->t, s) : 0;
     if (v == 0 || node[v].skip == v + 1) return 0;
-    int rc = lr_matcher_mask(m, bits, NULL, err);
+    lr_token_mask *t;
+    int rc = lr_matcher_share_mask(m, 0, &t, err);
     if (rc) return rc;
-    for (uint32_t c = v + 1; c < node[v].skip; c++) { /* all ids of a piece are allowed or none */
-        if (node[c].token >= 0 && bits[node[c].token / 32] >> (node[c].token % 32) & 1) return 1;
+    for (uint32_t c = v + 1; c < node[v].skip && !rc; c++) { /* all ids of a piece are allowed or none */
+        rc = node[c].token >= 0 && t->bits[node[c].token / 32] >> (node[c].token % 32) & 1;
     }
-    return 0;
+    lr_token_mask_unref(t);
+    return rc;
 }
 
-int lr_matcher_forced_tokens(lr_matcher *m, lr_str before, uint32_t *bits, int32_t *ids, size_t cap, size_t *n,
-                             lr_error *err)
+int lr_matcher_forced_tokens(lr_matcher *m, lr_str before, int32_t *ids, size_t cap, size_t *n, lr_error *err)
 {
     char text[MAX_BYTES];
     size_t len = lr_matcher_forced(m, text, sizeof text), at = 0, taken = 0;
@@ -100,7 +101,7 @@ int lr_matcher_forced_tokens(lr_matcher *m, lr_str before, uint32_t *bits, int32
         size_t piece;
         bool first = m->taken == 0 && m->o.strip_space;
         const char *s = lr_vocab_piece(m->t->v, ids[taken], &piece);
-        past = reaches_past(m, (lr_str){text + at, len - at}, bits, err);
+        past = reaches_past(m, (lr_str){text + at, len - at}, err);
         if (past || lr_matcher_accept(m, ids[taken], err)) break;
         at += piece - (first && s[0] == ' ');
         taken++;

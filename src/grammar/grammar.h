@@ -149,6 +149,18 @@ size_t lr_matcher_words(const lr_matcher *);
  * allowed iff the text may end here. *n (or NULL): number of tokens allowed, ends included. After the end or an error
  * nothing is. LR_ELIMIT, LR_ENOMEM, and what a hole's function returns; bits are then all 0. */
 int lr_matcher_mask(lr_matcher *, uint32_t *bits, size_t *n, lr_error *err);
+
+/* The same as something that matchers of a grammar share where they may take the same tokens, not to be written to. */
+typedef struct lr_token_mask {
+    uint32_t refs;
+    size_t n;        /* tokens allowed */
+    size_t words;    /* at least those asked for; beyond the vocabulary's all 0 */
+    uint32_t bits[]; /* (words) */
+} lr_token_mask;
+/* A reference. Errors as lr_matcher_mask. */
+int lr_matcher_share_mask(lr_matcher *, size_t words, lr_token_mask **out, lr_error *err);
+void lr_token_mask_unref(lr_token_mask *); /* NULL is allowed */
+
 /* Takes a token. LR_EINVAL if it is not allowed, the matcher then stands where it did. */
 int lr_matcher_accept(lr_matcher *, int32_t token, lr_error *err);
 /* The same for bytes; counts as one token for rollback. */
@@ -165,10 +177,9 @@ size_t lr_matcher_taken(const lr_matcher *); /* tokens taken so far, less those 
 /* Bytes that must come next whatever is chosen, at most cap. The text they make need not end at a token's border. */
 size_t lr_matcher_forced(lr_matcher *, char *buf, size_t cap);
 /* Tokens that may be taken for what must come next, cut as the model's tokenizer cuts the text: at most cap, *n may be
- * 0. before: the end of the text so far (some words are enough), empty at its start. bits: (lr_matcher_words) scratch.
- * Whoever takes them takes what the grammar allows; other tokens might spell the same. Errors: as lr_matcher_mask. */
-int lr_matcher_forced_tokens(lr_matcher *, lr_str before, uint32_t *bits, int32_t *ids, size_t cap, size_t *n,
-                             lr_error *err);
+ * 0. before: the end of the text so far (some words are enough), empty at its start. Whoever takes them takes what the
+ * grammar allows; other tokens might spell the same. Errors: as lr_matcher_mask. */
+int lr_matcher_forced_tokens(lr_matcher *, lr_str before, int32_t *ids, size_t cap, size_t *n, lr_error *err);
 lr_vocab *lr_matcher_vocab(const lr_matcher *); /* borrowed */
 
 /* ---- regular expressions ---- */

@@ -294,8 +294,9 @@ struct lr_grammar {
     gwork w;
     lr_matcher *matchers;  /* all alive */
     lr_grammar_trie *trie; /* of the cached masks */
-    gmaskent *mask;        /* whole masks, latest first */
+    gmaskent *mask;        /* whole masks */
     uint32_t n_mask;
+    uint64_t mask_use; /* counts uses of them */
     uint32_t *scratch; /* (2 n_scratch) the first half is zeros between uses */
     size_t n_scratch;
     walker *walker; /* room for walks */
@@ -442,8 +443,9 @@ bool lr_trie__is_text(const lr_vocab *v, int32_t id);
 
 /* ---- masks ---- */
 
-/* bits: 0 everywhere before. Within a call (lr_step__begin_call). */
-bool lr_mask__compute(lr_matcher *m, uint32_t *bits);
+/* What may come where the matcher stands, ends included: words at least; a reference. NULL: w.err, or no memory. Within
+ * a call (lr_step__begin_call). */
+lr_token_mask *lr_mask__of(lr_matcher *m, size_t words);
 void lr_mask__free_base(lr_grammar *, lr_base *);
 void lr_mask__free_count(lr_grammar *, lr_count *);
 void lr_mask__free_shared(lr_grammar_trie *);

@@ -5,28 +5,41 @@
  * Those that go on behind the rule's end depend on the frame too: the base lists the trie nodes at which the rule may
  * have ended ("pops"), and what is below them is walked with what the frame returns to (walk.c). States inside counted
  * loops have bases for all counts at once (count.c). Bases of rules that call no others are shared by all grammars of a
- * vocabulary, under a hash of their automaton: a JSON string is walked once a process. Whole masks are kept too, for
- * states that come again (loops), if they took a walk.
+ * vocabulary, under a hash of their automaton: a JSON string is walked once a process. Whole masks are kept too, and
+ * shared by all matchers that come to the same state, or to one that differs in a count which makes no difference.
  */
 #include "grammar/mask_int.h"
 
-#define WHOLE_MASKS 24  /* kept in a grammar */
-#define WHOLE_WALK  512 /* trie nodes that a mask must have taken to be kept */
+#define WHOLE_MASKS 32 /* kept in a grammar */
+#define KEY_ITEMS   4  /* of states that have one */
 
-/* A whole mask and the state it is for. */
+/* What a whole mask depends on. What is counted says no more of a count than makes a difference to tokens, so that all
+ * places in a long string have the same mask. */
+typedef struct maskkey {
+    uint32_t n, ends;
+    struct {
+        uint32_t d, need, left, out; /* d: the state, or its part inside the loop, with need = 1 + iterations */
+        frame *f;
+    } it[KEY_ITEMS];
+} maskkey;
+
 struct gmaskent {
-    uint32_t n;
-    gitem *it; /* (n) with references */
-    uint32_t *bits;
+    maskkey key; /* with references */
+    lr_token_mask *mask;
+    uint64_t used;
 };
 
 /* ---- whole masks ---- */
 
+void lr_token_mask_unref(lr_token_mask *t)
+{
+    if (t && --t->refs == 0) lr_free(t);
+}
+
 static void drop_whole(lr_grammar *g, gmaskent *e)
 {
-    for (uint32_t i = 0; i < e->n; i++) lr_frame__unref(g, e->it[i].f);
-    lr_free(e->it);
-    lr_free(e->bits);
+    for (uint32_t i = 0; i < e->key.n; i++) lr_frame__unref(g, e->key.it[i].f);
+    lr_token_mask_unref(e->mask);
 }
 
 void lr_grammar__drop_masks(lr_grammar *g)
@@ -46,36 +59,67 @@ void lr_grammar__drop_masks(lr_grammar *g)
     }
 }
 
-static bool find_whole(lr_grammar *g, const gstate *s, uint32_t *bits, size_t words)
+static bool count_key(walker *k, maskkey *key, uint32_t i, uint32_t d)
 {
-    for (uint32_t i = 0; i < g->n_mask; i++) {
-        gmaskent e = g->mask[i];
-        if (e.n != s->n || memcmp(e.it, s->it, s->n * sizeof *s->it) != 0) continue;
-        memcpy(bits, e.bits, words * sizeof *bits);
-        memmove(g->mask + 1, g->mask, i * sizeof e);
-        g->mask[0] = e;
-        return true;
-    }
-    return false;
+    lr_grammar *g = k->g;
+    if (!(g->d[d].flags & D_COUNTED) || g->n->n_hole || !lr_dfa__split(g, d)) return !g->w.err.code;
+    uint32_t in = g->d[d].part.in, out = g->d[d].part.out, c = g->d[d].part.count;
+    const gloop *l = &g->n->loop[g->d[d].part.loop];
+    const lr_count *cnt = lr_count_get(k, in);
+    if (!cnt) return !g->w.err.code;
+    uint32_t most = lr_count_most(cnt), left = l->max == UINT32_MAX ? UINT32_MAX : l->max - c;
+    uint32_t need = c < l->min ? l->min - c : 0;
+    key->it[i].d = in;
+    key->it[i].need = 1 + (need > most ? most + 1 : need);
+    key->it[i].left = left >= most ? UINT32_MAX : left;
+    key->it[i].out = out;
+    return true;
 }
 
-static void keep_whole(lr_grammar *g, const gstate *s, const uint32_t *bits, size_t words)
+/* *has: the state's mask may be kept, under this key. False: w.err. */
+static bool key_of(walker *k, const gstate *s, maskkey *key, bool *has)
+{
+    *has = s->n <= KEY_ITEMS;
+    memset(key, 0, sizeof *key);
+    key->n = *has ? s->n : 0;
+    key->ends = s->ends;
+    for (uint32_t i = 0; i < key->n; i++) {
+        key->it[i].d = s->it[i].d;
+        key->it[i].f = s->it[i].f;
+        if (!count_key(k, key, i, s->it[i].d)) return false;
+    }
+    return true;
+}
+
+static lr_token_mask *find_whole(lr_grammar *g, const maskkey *key, size_t words)
+{
+    for (uint32_t i = 0; i < g->n_mask; i++) {
+        gmaskent *e = &g->mask[i];
+        if (memcmp(&e->key, key, sizeof *key) != 0 || e->mask->words < words) continue;
+        e->used = ++g->mask_use;
+        e->mask->refs++;
+        return e->mask;
+    }
+    return NULL;
+}
+
+static void keep_whole(lr_grammar *g, const maskkey *key, lr_token_mask *t)
 {
     if (!g->mask) g->mask = lr_calloc(WHOLE_MASKS, sizeof *g->mask);
     if (!g->mask) return;
-    if (g->n_mask == WHOLE_MASKS) drop_whole(g, &g->mask[--g->n_mask]);
-    gmaskent e = {
-        .n = s->n, .it = lr_memdup(s->it, s->n * sizeof *s->it), .bits = lr_memdup(bits, words * sizeof *bits)};
-    if (!e.it || !e.bits) {
-        lr_free(e.it);
-        lr_free(e.bits);
-        return;
+    gmaskent *e = &g->mask[g->n_mask];
+    if (g->n_mask == WHOLE_MASKS) {
+        e = &g->mask[0];
+        for (uint32_t i = 1; i < WHOLE_MASKS; i++) e = g->mask[i].used < e->used ? &g->mask[i] : e;
+        g->mask_bytes -= e->mask->words * sizeof *e->mask->bits;
+        drop_whole(g, e);
+        g->n_mask--;
     }
-    for (uint32_t i = 0; i < e.n; i++) lr_frame__ref(e.it[i].f);
-    memmove(g->mask + 1, g->mask, g->n_mask * sizeof e);
-    g->mask[0] = e;
+    for (uint32_t i = 0; i < key->n; i++) lr_frame__ref(key->it[i].f);
+    t->refs++;
+    *e = (gmaskent){*key, t, ++g->mask_use};
     g->n_mask++;
-    g->mask_bytes = g->n_mask * words * sizeof *bits;
+    g->mask_bytes += t->words * sizeof *t->bits;
 }
 
 /* ---- behind a rule's end ---- */
@@ -276,28 +320,54 @@ static bool make_scratch(lr_grammar *g, size_t words)
     return g->scratch || lr_walk__no_memory(g);
 }
 
-bool lr_mask__compute(lr_matcher *m, uint32_t *bits)
+/* What the cached masks are of is what this matcher needs. */
+static bool make_ready(lr_matcher *m, size_t words)
 {
     lr_grammar *g = m->g;
-    size_t words = lr_matcher_words(m);
-    const gstate *s = lr_matcher__state(m);
-    if (s->n == 0) return true;
     if (g->trie != m->t || g->base_bytes > LR_G_BASE_BYTES) {
         lr_grammar__drop_masks(g);
         lr_grammar_trie_unref(g->trie);
         g->trie = lr_grammar_trie_ref(m->t);
     }
-    bool first = m->o.strip_space && m->taken == 0, all;
-    walker *k = make_scratch(g, words) ? lr_walker_get(m, bits) : NULL;
-    if (!k || !doubtful(k, s, &all)) return false;
+    return make_scratch(g, words);
+}
+
+/* The tokens of a state that has some, into bits (zeros before). all: the text has a say in each. */
+static bool compute(walker *k, const gstate *s, bool first, bool all, uint32_t *bits, size_t words)
+{
+    lr_grammar *g = k->g;
+    bool ok = true;
     if (first) return stripped(k, s);
     if (all) return lr_walk(k, 0, s->it, s->n, 0);
-    if (!k->n_cand && find_whole(g, s, bits, words)) return true;
-    uint64_t before = g->walked;
-    bool ok = true;
     for (uint32_t i = 0; i < s->n && ok; i++) ok = add_item(k, bits, words, s->it[i]);
     if (!ok) memset(g->scratch, 0, words * sizeof *g->scratch);
-    if (ok && k->n_cand) return settle(k, s, bits);
-    if (ok && !g->w.hole_hit && g->walked - before > WHOLE_WALK) keep_whole(g, s, bits, words);
-    return ok;
+    return ok && (!k->n_cand || settle(k, s, bits));
+}
+
+lr_token_mask *lr_mask__of(lr_matcher *m, size_t words)
+{
+    lr_grammar *g = m->g;
+    size_t mine = lr_matcher_words(m);
+    const gstate *s = lr_matcher__state(m);
+    bool first = m->o.strip_space && m->taken == 0, all, has;
+    maskkey key;
+    walker *k = make_ready(m, mine) ? lr_walker_get(m, NULL) : NULL;
+    if (!k || !doubtful(k, s, &all) || !key_of(k, s, &key, &has)) return NULL;
+    has = has && !first && !all && !k->n_cand;
+    if (words < mine) words = mine;
+    lr_token_mask *t = has ? find_whole(g, &key, words) : NULL;
+    if (t) return t;
+    t = lr_calloc(1, sizeof *t + words * sizeof *t->bits);
+    if (!t) return NULL;
+    t->refs = 1;
+    t->words = words;
+    k->bits = t->bits;
+    if (s->n && !compute(k, s, first, all, t->bits, mine)) {
+        lr_token_mask_unref(t);
+        return NULL;
+    }
+    for (uint32_t i = 0; s->ends && i < m->t->n_eog; i++) t->bits[m->t->eog[i] / 32] |= 1u << (m->t->eog[i] % 32);
+    t->n = lr_mask__count(t->bits, mine);
+    if (has && !g->w.hole_hit) keep_whole(g, &key, t);
+    return t;
 }

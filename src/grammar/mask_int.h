@@ -96,6 +96,8 @@ lr_count *lr_count_get(walker *, uint32_t in);
 void lr_count_unref(lr_count *);
 /* The tokens of c when `left` more iterations may be begun and at least `need` must be. UINT32_MAX: any number. */
 void lr_count_or(const lr_count *c, uint32_t need, uint32_t left, uint32_t *bits, uint32_t *scratch, size_t words);
+/* The most iterations that any token takes: beyond it counts make no difference. */
+uint32_t lr_count_most(const lr_count *c);
 /* The run of c->pop that then counts. */
 const counted *lr_count_pops(const lr_count *c, uint32_t need, uint32_t left, uint32_t *n);
 

@@ -360,27 +360,30 @@ int lr_matcher_rollback(lr_matcher *m, size_t n, lr_error *err)
     return 0;
 }
 
-int lr_matcher_mask(lr_matcher *m, uint32_t *bits, size_t *n, lr_error *err)
+int lr_matcher_share_mask(lr_matcher *m, size_t words, lr_token_mask **out, lr_error *err)
 {
     lr_grammar *g = m->g;
-    size_t words = lr_matcher_words(m);
-    memset(bits, 0, words * sizeof *bits);
     lr_grammar__collect(g);
     lr_step__begin_call(g);
-    bool ok = lr_mask__compute(m, bits);
+    *out = lr_mask__of(m, words);
     lr_step__end_call(g);
-    if (!ok) {
-        memset(bits, 0, words * sizeof *bits);
-        *err = g->w.err;
-        if (!err->code) lr_fail(err, LR_ENOMEM, "no memory for a token mask");
-        return err->code;
-    }
-    if (lr_matcher__state(m)->ends) {
-        for (uint32_t i = 0; i < m->t->n_eog; i++) bits[m->t->eog[i] / 32] |= 1u << (m->t->eog[i] % 32);
-    }
-    if (!n) return 0;
-    *n = lr_mask__count(bits, words);
-    return 0;
+    if (*out) return 0;
+    *err = g->w.err;
+    return err->code ? err->code : lr_fail(err, LR_ENOMEM, "no memory for a token mask");
+}
+
+int lr_matcher_mask(lr_matcher *m, uint32_t *bits, size_t *n, lr_error *err)
+{
+    size_t size = lr_matcher_words(m) * sizeof *bits;
+    lr_token_mask *t;
+    int rc = lr_matcher_share_mask(m, 0, &t, err);
+    if (rc)
+        memset(bits, 0, size);
+    else
+        memcpy(bits, t->bits, size);
+    if (!rc && n) *n = t->n;
+    if (!rc) lr_token_mask_unref(t);
+    return rc;
 }
 
 /* The only byte that may follow w.out, -1 if there are several or none. */

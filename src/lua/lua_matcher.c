@@ -231,13 +231,18 @@ static int matcher_allowed(lua_State *L)
 /* m:count() -> number of tokens that may come next, processor seconds that it took to find them; nil, text, code */
 static int matcher_count(lua_State *L)
 {
-    size_t n;
     lr_matcher *m = lr_lua_check_matcher(L, 1);
-    uint32_t *bits = new_mask(L, m);
+    lr_token_mask *t;
+    lr_error err;
+    lua_State *before = enter(L);
     const int64_t from = lr_clock_ns(CLOCK_THREAD_CPUTIME_ID);
-    if (!get_mask(L, m, bits, &n)) return 3;
+    int rc = lr_matcher_share_mask(m, 0, &t, &err);
     const int64_t took = lr_clock_ns(CLOCK_THREAD_CPUTIME_ID) - from;
-    lua_pushinteger(L, (lua_Integer)n);
+    calling = before;
+    if (rc) return lr_lua_fail(L, &err);
+    lua_Integer n = (lua_Integer)t->n;
+    lr_token_mask_unref(t);
+    lua_pushinteger(L, n);
     lua_pushnumber(L, 1e-9 * (double)took);
     return 2;
 }

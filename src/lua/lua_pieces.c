@@ -30,7 +30,7 @@ typedef struct pieces {
     char *text;
     size_t n_text, cap_text;
     size_t words;
-    uint32_t *bits, *some; /* (words) */
+    uint32_t *bits; /* (words) */
 } pieces;
 
 /* ---- asking ---- */
@@ -86,7 +86,7 @@ static int next_forced(void *user, int32_t *token, lr_error *err)
         p->begun = true;
     }
     if (!p->force || p->complete || p->n_way != 1) return 0;
-    int rc = lr_forced_look(f, p->way[0], p->some, err);
+    int rc = lr_forced_look(f, p->way[0], err);
     if (rc || f->at == f->n) return rc;
     *token = f->queue[f->at];
     return 1;
@@ -106,9 +106,11 @@ static int mask(void *user, const uint32_t **bits, lr_error *err)
         return 0;
     }
     for (int i = 0; i < p->n_way; i++) {
-        int rc = lr_matcher_mask(p->way[i], p->some, NULL, err);
+        lr_token_mask *t;
+        int rc = lr_matcher_share_mask(p->way[i], 0, &t, err);
         if (rc) return rc;
-        for (size_t w = 0; w < lr_matcher_words(p->way[i]); w++) p->bits[w] |= p->some[w];
+        for (size_t w = 0; w < lr_matcher_words(p->way[i]); w++) p->bits[w] |= t->bits[w];
+        lr_token_mask_unref(t);
     }
     for (int i = 0; i < p->n_eog; i++) { /* where pieces may end the text need not */
         int32_t id = p->eog[i];
@@ -184,7 +186,6 @@ static void destroy(void *user)
     lr_vocab_unref(p->v);
     lr_free(p->text);
     lr_free(p->bits);
-    lr_free(p->some);
     lr_free(p->eog);
     lr_free(p);
 }
@@ -201,13 +202,12 @@ int lr_lua_pieces_constraint(lua_State *L, int idx, lr_vocab *v, int n_vocab, lr
     lua_pop(L, 1);
     p->v = lr_vocab_ref(v);
     p->bits = lr_calloc(p->words, sizeof *p->bits);
-    p->some = lr_calloc(p->words, sizeof *p->some);
     for (uint32_t id = 0; id < lr_vocab_size(v); id++) p->n_eog += lr_vocab_is_eog(v, (int32_t)id);
     p->eog = lr_calloc((size_t)p->n_eog + 1, sizeof *p->eog);
     for (uint32_t id = 0, n = 0; p->eog && id < lr_vocab_size(v); id++) {
         if (lr_vocab_is_eog(v, (int32_t)id)) p->eog[n++] = (int32_t)id;
     }
-    if (!p->bits || !p->some || !p->eog) {
+    if (!p->bits || !p->eog) {
         destroy(p);
         return lr_fail(err, LR_ENOMEM, "no memory for a constraint");
     }

@@ -27,6 +27,7 @@ typedef struct lr_scratch {
     /* ... and a temperature that is still to be applied: a value is (x - from) / t, and from the row's largest x. */
     bool warm;
     float from, t;
+    const uint32_t *bits; /* ... and a mask: what is clear counts as -inf; NULL = none */
     bool raw_wanted;    /* the row as it came is to be kept in raw before x is written to; false = it has been, or no */
     const float *ahead; /* a row that is drawn from next, to be asked for while this one is computed with; or NULL */
     const lr_cpu_kernels *k;
@@ -41,7 +42,7 @@ typedef struct lr_stage_state {
 int lr_stage_run(const lr_stage *s, const lr_stage_state *state, lr_logits *l, lr_scratch *w, const lr_sample_ctx *ctx,
                  lr_error *err);
 
-/* A whole row's values are in x after this, whatever the temperature, and x may be written to. */
+/* A whole row's values are in x after this, whatever mask and temperature, and x may be written to. */
 void lr_stage_plain(lr_logits *l, lr_scratch *w);
 /* w->ahead, once. */
 const float *lr_stage_ahead(lr_scratch *w);

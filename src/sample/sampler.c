@@ -6,7 +6,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { MAX_STAGES = 64, MAX_TOP = 64 };
+enum { MAX_STAGES = 64, MAX_TOP = 64, FEW_HOLD = 1024 };
 
 static _Thread_local lr_scratch scratch;
 static _Thread_local lr_scratch *lent; /* of a desk; NULL: the thread's own */
@@ -318,7 +318,7 @@ static int run_chain(lr_sampler *s, lr_logits *l, float *logits, const uint32_t 
     lr_scratch *w = desk();
     *l = (lr_logits){logits, s->n_vocab, -1, w->cand_id, w->cand, ++s->generation};
     w->warm = false;
-    if (mask) lr_stage_plain(l, w); /* x is written to */
+    w->bits = mask;
     float best;
     if (mask || !w->peaks_known)
         best = w->k->peaks(logits, mask, s->n_vocab, w->peak);
@@ -357,10 +357,51 @@ static void learn(lr_sampler *s, lr_logits *l, int32_t token)
     lr_stage_took(&s->stages[i], &s->state[i], desk(), token, p);
 }
 
+/* What exact masses of the pieces from p to end come to, of those that hold much or of the others; *about: less what
+ * was thought of them, *values: less how many values they have. */
+static uint64_t exactly(const lr_scratch *w, const float *x, int n, int p, int end, float best, double much, bool few,
+                        double *about, int *values)
+{
+    uint64_t units = 0;
+    for (; p < end; p++) {
+        int at = p * LR_PIECE, len = n - at < LR_PIECE ? n - at : LR_PIECE;
+        if (((double)w->sums[p] > much) != few) continue;
+        units += w->k->mass(x + at, len, best);
+        *about -= (double)w->sums[p];
+        *values -= len;
+    }
+    return units;
+}
+
+/* The natural logarithm of the sum of e^x over a row whose peaks are known: what exact masses give. The few pieces that
+ * hold nearly all are added up exactly, and of the others as many as it takes until the result is a single float
+ * whatever the rest may be. */
+static float log_sum(lr_scratch *w, const float *x, int n, float best)
+{
+    enum { AT_ONCE = 64 };
+    const float *ahead = lr_stage_ahead(w);
+    double all = 0, rest;
+    int left = n, pieces = lr_pieces(n);
+    if (isinf(best)) return best;
+    if (n > LR_GLANCE_N) return (float)lr_row_log_of_mass(best, w->k->mass_warm(x, n, best, 1.0f, ahead));
+    w->k->glance(x, NULL, n, w->peak, best, 1.0f, w->sums, ahead);
+    for (int p = 0; p < pieces; p++) all += (double)w->sums[p];
+    rest = all;
+    uint64_t units = exactly(w, x, n, 0, pieces, best, all / FEW_HOLD, true, &rest, &left);
+    for (int p = 0; p < pieces; p += AT_ONCE) {
+        double off = LR_GLANCE_1 * rest + left * 0x1p-40 + 1e-12 * all, sum = (double)units * 0x1p-40 + rest;
+        float least = (float)((double)best + log(sum - off)), most = (float)((double)best + log(sum + off));
+        if (least == most) return least;
+        units +=
+            exactly(w, x, n, p, p + AT_ONCE < pieces ? p + AT_ONCE : pieces, best, all / FEW_HOLD, false, &rest, &left);
+    }
+    return (float)lr_row_log_of_mass(best, units);
+}
+
 static void fill_top(lr_scratch *w, const float *x, int n_vocab, float lse, int n_top, lr_top *top)
 {
     int32_t ids[MAX_TOP];
-    int n = n_top > 0 ? w->k->topk_peaks(x, n_vocab, w->peak, n_top, ids, w->top) : 0;
+    int n = n_top > 0 ? w->k->topk_peaks(x, NULL, n_vocab, w->peak, n_top, ids, w->top) : 0;
     for (int i = 0; i < n_top; i++) top[i] = i < n ? (lr_top){ids[i], w->top[i] - lse} : (lr_top){-1, -INFINITY};
 }
 
@@ -375,10 +416,7 @@ static int prepare(lr_sampler *s, lr_logits *l, float *logits, const uint32_t *m
         return lr_fail(err, LR_EINVAL, "%d log-probabilities a token; %d are the most", n_top, MAX_TOP);
     if (n_top >= 0) {
         float best = w->k->peaks(logits, NULL, s->n_vocab, w->peak);
-        *lse =
-            isinf(best)
-                ? best
-                : (float)lr_row_log_of_mass(best, w->k->mass_warm(logits, s->n_vocab, best, 1.0f, lr_stage_ahead(w)));
+        *lse = log_sum(w, logits, s->n_vocab, best);
         w->peaks_known = w->raw_wanted = true;
         fill_top(w, logits, s->n_vocab, *lse, n_top, top);
     }

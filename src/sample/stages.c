@@ -90,7 +90,7 @@ static void sort_candidates(lr_logits *l, lr_scratch *w)
 
 static void find_peaks(const lr_logits *l, lr_scratch *w)
 {
-    if (!w->peaks_known) (void)w->k->peaks(l->x, NULL, l->n_vocab, w->peak);
+    if (!w->peaks_known) (void)w->k->peaks(l->x, w->bits, l->n_vocab, w->peak);
     w->peaks_known = true;
 }
 
@@ -108,11 +108,25 @@ float lr_stage_best(const lr_logits *l, lr_scratch *w)
     return w->k->max(w->peak, lr_pieces(l->n_vocab));
 }
 
+/* The mask, to n values from a piece's first on. A token that is drawn keeps its value. */
+static void apply_mask(const lr_logits *l, const lr_scratch *w, int at, int n)
+{
+    if (w->bits) w->k->mask(l->x + at, w->bits + at / 32, n);
+}
+
+/* Single values of a whole row may be written to. */
+static void keep_raw(const lr_logits *l, lr_scratch *w)
+{
+    if (w->raw_wanted) memcpy(w->raw, l->x, (size_t)l->n_vocab * sizeof *l->x);
+    w->raw_wanted = false;
+}
+
 void lr_stage_plain(lr_logits *l, lr_scratch *w)
 {
     if (l->n_cand >= 0) return;
-    if (w->raw_wanted) memcpy(w->raw, l->x, (size_t)l->n_vocab * sizeof *l->x);
-    w->raw_wanted = false;
+    keep_raw(l, w);
+    apply_mask(l, w, 0, l->n_vocab);
+    w->bits = NULL;
     if (!w->warm) return;
     w->k->temper(l->x, l->n_vocab, w->from, w->t);
     w->warm = w->peaks_known = false;
@@ -124,16 +138,19 @@ static void touched(const lr_logits *l, lr_scratch *w, int32_t id, float old)
     if (l->n_cand >= 0 || !w->peaks_known) return;
     int at = id / LR_PIECE * LR_PIECE, left = l->n_vocab - at;
     float *peak = &w->peak[id / LR_PIECE];
-    if (l->x[id] > *peak)
+    if (l->x[id] > *peak) {
         *peak = l->x[id];
-    else if (!(old < *peak))
+    } else if (!(old < *peak)) {
+        apply_mask(l, w, at, left < LR_PIECE ? left : LR_PIECE);
         *peak = w->k->max(l->x + at, left < LR_PIECE ? left : LR_PIECE);
+    }
 }
 
 /* The token's value, at x, becomes v. */
 static void set(const lr_logits *l, lr_scratch *w, int32_t id, float *x, float v)
 {
     float old = *x;
+    if (l->n_cand < 0 && w->bits && !(w->bits[id / 32] >> id % 32 & 1)) return; /* it is masked */
     *x = v;
     touched(l, w, id, old);
 }
@@ -149,7 +166,7 @@ static int at_least(const lr_logits *l, lr_scratch *w, float threshold)
         double far = (double)threshold * (double)w->t;
         x = nextafterf((float)((double)w->from + far - 1e-6 * fabs(far)), -INFINITY);
     }
-    return w->k->compact_peaks(l->x, l->n_vocab, w->peak, x, w->ids);
+    return w->k->compact_peaks(l->x, w->bits, l->n_vocab, w->peak, x, w->ids);
 }
 
 void lr_stage_narrow(lr_logits *l, lr_scratch *w, float threshold)
@@ -239,12 +256,13 @@ static void penalties(const lr_stage *s, lr_logits *l, lr_scratch *w, const lr_s
 void lr_stage_keep_best(lr_logits *l, lr_scratch *w)
 {
     if (l->n_cand < 0) {
-        lr_stage_plain(l, w);
+        if (w->warm) lr_stage_plain(l, w);
         float best = lr_stage_best(l, w);
         int p = 0, n = lr_pieces(l->n_vocab), id = -1;
         while (p < n && w->peak[p] != best) p++;
         if (p < n) {
             int at = p * LR_PIECE, left = l->n_vocab - at;
+            apply_mask(l, w, at, left < LR_PIECE ? left : LR_PIECE);
             id = w->k->argmax(l->x + at, left < LR_PIECE ? left : LR_PIECE);
             if (id >= 0) id += at;
         }
@@ -289,10 +307,11 @@ void lr_stage_top_k(int k, lr_logits *l, lr_scratch *w)
     if (w->warm) lr_stage_plain(l, w);
     find_peaks(l, w);
     if (k <= LR_TOPK_MAX) {
-        l->n_cand = w->k->topk_peaks(l->x, l->n_vocab, w->peak, k, l->cand_id, l->cand);
+        l->n_cand = w->k->topk_peaks(l->x, w->bits, l->n_vocab, w->peak, k, l->cand_id, l->cand);
         drop_infinite(l);
         return;
     }
+    if (w->bits) lr_stage_plain(l, w);
     float best = lr_stage_best(l, w);
     for (float d = 4;; d *= 2) { /* the first threshold that leaves enough */
         bool all = d > 1000;
@@ -317,6 +336,7 @@ double lr_stage_lse(const lr_logits *l, const lr_scratch *w)
 /* What the values of a dense row weigh, in units of base/mass.h. */
 static uint64_t exact_mass(const lr_logits *l, const lr_scratch *w, int at, int n, float best)
 {
+    apply_mask(l, w, at, n);
     return w->warm ? w->k->mass_warm(l->x + at, n, w->from, w->t, NULL) : w->k->mass(l->x + at, n, best);
 }
 
@@ -326,7 +346,7 @@ static double glance(const lr_logits *l, lr_scratch *w, float best, double *off)
 {
     if (l->n_vocab > LR_GLANCE_N) return -1;
     find_peaks(l, w);
-    w->k->glance(l->x, l->n_vocab, w->peak, w->warm ? w->from : best, w->warm ? w->t : 1.0f, w->sums,
+    w->k->glance(l->x, w->bits, l->n_vocab, w->peak, w->warm ? w->from : best, w->warm ? w->t : 1.0f, w->sums,
                  lr_stage_ahead(w));
     double all = 0;
     for (int p = 0; p < lr_pieces(l->n_vocab); p++) all += (double)w->sums[p];
@@ -339,7 +359,7 @@ static int32_t draw_exactly(const lr_logits *l, const lr_scratch *w, float best,
     enum { PARTS = 256 };
     uint64_t part[PARTS], all = 0, at = 0;
     int len = (l->n_vocab + PARTS - 1) / PARTS, n = 0, p = 0, i;
-    len = (len + 15) / 16 * 16;
+    len = (len + 31) / 32 * 32; /* words of a mask */
     for (i = 0; i < l->n_vocab; i += len, n++) {
         part[n] = exact_mass(l, w, i, l->n_vocab - i < len ? l->n_vocab - i : len, best);
         all += part[n];
@@ -364,6 +384,7 @@ static int32_t draw_at_a_glance(const lr_logits *l, lr_scratch *w, float best, d
     double most = (u * all - before + 2 * off) * (double)LR_MASS_ONE + 2;
     if (least < 0) return -1;
     int end = l->n_vocab - p * LR_PIECE < LR_PIECE ? l->n_vocab : (p + 1) * LR_PIECE;
+    apply_mask(l, w, p * LR_PIECE, end - p * LR_PIECE);
     for (int i = p * LR_PIECE; i < end; i++) {
         double next = at + (double)lr_mass_units(lr_mass(value(w, l->x[i]) - best));
         if (next > least) return next > most ? i : -1;
@@ -617,18 +638,21 @@ static bool only_reads(const lr_stage *s)
            s->kind == LR_STAGE_MIN_P;
 }
 
-/* Stages that keep the peaks as they change single values. */
-static bool keeps_peaks(const lr_stage *s)
+/* Stages that change single values, by set. */
+static bool sets_values(const lr_stage *s)
 {
-    return s->kind == LR_STAGE_LOGIT_BIAS || s->kind == LR_STAGE_PENALTIES || s->kind == LR_STAGE_ALLOW ||
-           s->kind == LR_STAGE_BAN || s->kind == LR_STAGE_MIN_TOKENS;
+    return s->kind == LR_STAGE_LOGIT_BIAS || s->kind == LR_STAGE_PENALTIES || s->kind == LR_STAGE_BAN ||
+           s->kind == LR_STAGE_MIN_TOKENS;
 }
 
 int lr_stage_run(const lr_stage *s, const lr_stage_state *state, lr_logits *l, lr_scratch *w, const lr_sample_ctx *ctx,
                  lr_error *err)
 {
-    bool keeps = only_reads(s) || keeps_peaks(s);
-    if (!only_reads(s)) lr_stage_plain(l, w);
+    bool keeps = only_reads(s) || sets_values(s) || s->kind == LR_STAGE_ALLOW;
+    if (l->n_cand < 0 && sets_values(s) && !w->warm)
+        keep_raw(l, w);
+    else if (!only_reads(s))
+        lr_stage_plain(l, w);
     if (!keeps) w->peaks_known = false;
     int rc = run(s, state, l, w, ctx, err);
     if (!keeps) w->peaks_known = false;

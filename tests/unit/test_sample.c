@@ -407,6 +407,76 @@ static void edits_are_seen_in_every_piece(void **state)
     }
 }
 
+/* A mask beside the row draws what the same row with -inf in it does, through every stage; and the log-probabilities
+ * are those of exact masses, to the bit. */
+static void a_mask_is_as_good_as_a_masked_row(void **state)
+{
+    enum { N = 2500, CHAINS = 14 };
+    static float x[N], y[N];
+    static uint32_t bits[N / 32 + 1];
+    int32_t some[] = {5, 700, 701, 2499}, before[] = {5, 9, 700, 1301, 5};
+    float by[] = {3, -2, 1, 4};
+    lr_stage t = {.kind = LR_STAGE_TEMPERATURE, .a = .7f}, k = {.kind = LR_STAGE_TOP_K, .n = 20};
+    lr_stage p = {.kind = LR_STAGE_TOP_P, .a = .9f},
+             bias = {.kind = LR_STAGE_LOGIT_BIAS, .ids = some, .values = by, .n_ids = 4};
+    lr_stage ban = {.kind = LR_STAGE_BAN, .ids = some, .n_ids = 4},
+             allow = {.kind = LR_STAGE_ALLOW, .ids = some, .n_ids = 4};
+    lr_stage pen = {.kind = LR_STAGE_PENALTIES, .repetition = 1.3f, .presence = .4f, .frequency = .1f};
+    lr_stage chains[CHAINS][3] = {{t},
+                                  {t, p},
+                                  {k},
+                                  {{.kind = LR_STAGE_TOP_K, .n = 1200}, t},
+                                  {{.kind = LR_STAGE_MIN_P, .a = .1f}},
+                                  {pen, t, k},
+                                  {bias, ban, p},
+                                  {t, bias, p},
+                                  {allow, t},
+                                  {{.kind = LR_STAGE_TYPICAL, .a = .8f}, t},
+                                  {{.kind = LR_STAGE_TOP_N_SIGMA, .a = 1}},
+                                  {{.kind = LR_STAGE_MIROSTAT_2, .a = 3, .b = .1f}},
+                                  {{.kind = LR_STAGE_TEMPERATURE, .a = 0}},
+                                  {p, {.kind = LR_STAGE_XTC, .a = .5f, .b = .1f}, t}};
+    uint32_t r = 3;
+    (void)state;
+    for (int c = 0; c < 40 * CHAINS; c++) {
+        lr_stage *st = chains[c % CHAINS];
+        size_t n = 0;
+        while (n < 3 && (n == 0 || st[n].a != 0 || st[n].n != 0 || st[n].n_ids || st[n].repetition != 0)) n++;
+        for (int i = 0; i < N; i++) {
+            r = r * 1664525u + 1013904223u;
+            float f = (float)(r >> 8) / 16777216.0f;
+            x[i] = c % 3 ? f * 9 : f * f * f * 30;
+            uint32_t bit = 1u << i % 32, clear = c % 4 == 0 || i / 300 % 2 ? 0 : r >> 13 & 1;
+            bits[i / 32] = clear ? bits[i / 32] & ~bit : bits[i / 32] | bit;
+        }
+        bits[5 / 32] |= 1u << 5; /* for allow */
+        memcpy(y, x, sizeof x);
+        double best = 0;
+        uint64_t mass = 0;
+        for (int i = 0; i < N; i++) best = fmax(best, (double)x[i]);
+        for (int i = 0; i < N; i++) mass += lr_mass_units(lr_mass(x[i] - (float)best));
+        for (int i = 0; i < N; i++)
+            if (!(bits[i / 32] >> i % 32 & 1)) y[i] = -INFINITY;
+        lr_sampler *s, *o;
+        lr_sample_ctx ctx = {.seed = 4, .position = (uint64_t)c, .generated = before, .n_generated = 5};
+        int32_t one, other;
+        float logprob, none;
+        lr_top top[3];
+        assert_int_equal(lr_sampler_new(&s, st, n, 4, N, &err), 0);
+        assert_int_equal(lr_sampler_new(&o, st, n, 4, N, &err), 0);
+        assert_int_equal(lr_sampler_draw(o, y, NULL, &ctx, -1, &other, &none, NULL, &err), 0);
+        memcpy(y, x, sizeof x);
+        assert_int_equal(lr_sampler_draw(s, y, bits, &ctx, c % 2 ? 3 : -1, &one, &logprob, top, &err), 0);
+        if (one != other) fail_msg("chain %d: %d, expected %d", c % CHAINS, one, other);
+        assert_true(bits[one / 32] >> one % 32 & 1);
+        float lse = (float)(best + log((double)mass * 0x1p-40));
+        if (c % 2 && logprob != x[one] - lse)
+            fail_msg("chain %d: %.9g, expected %.9g", c % CHAINS, logprob, x[one] - lse);
+        lr_sampler_free(s);
+        lr_sampler_free(o);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -424,6 +494,7 @@ int main(void)
         cmocka_unit_test(a_draw_allocates_nothing_and_copies_agree),
         cmocka_unit_test(a_glance_draws_what_exact_masses_do),
         cmocka_unit_test(edits_are_seen_in_every_piece),
+        cmocka_unit_test(a_mask_is_as_good_as_a_masked_row),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

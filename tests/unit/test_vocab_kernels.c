@@ -215,42 +215,72 @@ static void test_mask(void **state)
     }
 }
 
-/* Peaks, and what goes by them, against the kernels that look at everything; also with a mask. */
+/* Peaks, and what goes by them, against the kernels that look at everything; with a mask, against a row that has it in
+ * it. */
 static void test_pieces(void **state)
 {
-    static uint32_t m[N / 32 + 1];
+    static uint32_t mask[N / 32 + 1];
     static float y[N + 1], peak[N / LR_PIECE + 2], vals[LR_TOPK_MAX], want[LR_TOPK_MAX];
     for (int c = 0; c < 14 * N_KINDS * 2; c++) {
-        int n = lengths[c % 14], kind = c / 14 % N_KINDS, masked = c / 14 / N_KINDS;
+        int n = lengths[c % 14], kind = c / 14 % N_KINDS;
+        const uint32_t *m = c / 14 / N_KINDS ? mask : NULL;
         fill(n, kind);
-        for (int i = 0; i < n / 32 + 1; i++) m[i] = i % 5 ? UINT32_MAX : i % 3 ? bits() ^ bits() << 16 : 0;
+        for (int i = 0; i < n / 32 + 1; i++) mask[i] = i % 5 ? UINT32_MAX : i % 3 ? bits() ^ bits() << 16 : 0;
         for (int t = 0; t < n_tables; t++) {
             const lr_cpu_kernels *k = &tables[t];
             memcpy(y, x, ((size_t)n + 1) * sizeof *x);
-            if (masked) tables[0].mask(y, m, n);
-            float raw = tables[0].max(x, n);
+            if (m) tables[0].mask(y, m, n);
             peak[lr_pieces(n)] = 7;
-            if (masked) memcpy(sorted, x, ((size_t)n) * sizeof *x); /* the row is written to */
-            assert_true(k->peaks(x, masked ? m : NULL, n, peak) == raw);
-            assert_memory_equal(x, y, ((size_t)n + 1) * sizeof *x);
+            assert_true(k->peaks(x, m, n, peak) == tables[0].max(x, n));
             assert_true(peak[lr_pieces(n)] == 7);
             for (int p = 0; p < lr_pieces(n); p++) {
                 int at = p * LR_PIECE;
-                assert_true(peak[p] == tables[0].max(x + at, n - at < LR_PIECE ? n - at : LR_PIECE));
+                assert_true(peak[p] == tables[0].max(y + at, n - at < LR_PIECE ? n - at : LR_PIECE));
             }
             for (int q = 1; q <= 500; q += 13) {
-                int got = k->topk_peaks(x, n, peak, q, ids, vals);
-                assert_int_equal(got, tables[0].topk(x, n, q, sorted + N / 2, want));
-                assert_memory_equal(ids, sorted + N / 2, (size_t)got * sizeof *ids);
+                int got = k->topk_peaks(x, m, n, peak, q, ids, vals), all;
+                all = tables[0].topk(y, n, q, sorted + N / 2, want);
+                while (m && all > got && want[all - 1] == -INFINITY)
+                    all--; /* those that the mask leaves out, in part */
+                while (m && got > all && vals[got - 1] == -INFINITY) got--;
+                assert_int_equal(got, all);
                 assert_memory_equal(vals, want, (size_t)got * sizeof *vals);
+                for (int i = 0; i < got; i++)
+                    if (vals[i] > -INFINITY || !m) assert_int_equal(ids[i], sorted[N / 2 + i]);
                 if (n > 100000) q += 100;
             }
             for (float h = -3; h < 4; h += 1.5f) {
-                int got = k->compact_peaks(x, n, peak, h, ids);
-                assert_int_equal(got, tables[0].compact_above(x, n, h, sorted + N / 2, N / 2));
+                int got = k->compact_peaks(x, m, n, peak, h, ids);
+                assert_int_equal(got, tables[0].compact_above(y, n, h, sorted + N / 2, N / 2));
                 if (got <= N / 2) assert_memory_equal(ids, sorted + N / 2, (size_t)got * sizeof *ids);
             }
-            if (masked) memcpy(x, sorted, ((size_t)n) * sizeof *x);
+        }
+    }
+}
+
+/* A glance at a row and a mask sees what it sees of the row with the mask in it, as near as it says. */
+static void test_masked_glance(void **state)
+{
+    static uint32_t m[N / 32 + 1];
+    static float y[N + 1], peak[N / LR_PIECE + 1], sums[N / LR_PIECE + 1];
+    for (int c = 0; c < 14 * N_KINDS * 2; c++) {
+        int n = lengths[c % 14], kind = c / 14 % N_KINDS, masked = c / 14 / N_KINDS;
+        fill(n, kind);
+        for (int i = 0; i < n / 32 + 1; i++) m[i] = !masked || i % 5 ? UINT32_MAX : i % 3 ? bits() ^ bits() << 16 : 0;
+        memcpy(y, x, ((size_t)n + 1) * sizeof *x);
+        tables[0].mask(y, m, n);
+        for (int k = 0; k < n_tables; k++) {
+            tables[k].peaks(x, m, n, peak);
+            float best = tables[k].max(peak, lr_pieces(n));
+            if (isinf(best)) continue;
+            tables[k].glance(x, m, n, peak, best, 1, sums, NULL);
+            for (int p = 0; p < lr_pieces(n); p++) {
+                int at = p * LR_PIECE, len = n - at < LR_PIECE ? n - at : LR_PIECE;
+                double exact = (double)tables[0].mass(y + at, len, best) * 0x1p-40;
+                if (!(fabs((double)sums[p] - exact) <= LR_GLANCE_1 * exact + len * 0x1p-40))
+                    fail_msg("%s: n %d kind %d piece %d: %.12g, exactly %.12g", tables[k].name, n, kind, p, sums[p],
+                             exact);
+            }
         }
     }
 }
@@ -274,7 +304,7 @@ static void test_warm(void **state)
             tables[k].temper(z, n, best, t);
             for (int i = 0; i <= n; i++) assert_true(z[i] == y[i] || (isnan(z[i]) && isnan(y[i])));
             assert_true(tables[k].mass_warm(x, n, best, t, k ? x : NULL) == want);
-            tables[k].glance(x, n, peak, best, t, sums, k ? x : NULL);
+            tables[k].glance(x, NULL, n, peak, best, t, sums, k ? x : NULL);
             double about = 0, exact = 0;
             for (int p = 0; p < lr_pieces(n); p++) { /* all sums from the beginning on */
                 int at = p * LR_PIECE, len = n - at < LR_PIECE ? n - at : LR_PIECE;
@@ -309,9 +339,9 @@ int main(void)
         if (has[i]) tables[n_tables++] = all[i];
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_max),   cmocka_unit_test(test_mass), cmocka_unit_test(test_topk),
-        cmocka_unit_test(test_above), cmocka_unit_test(test_mask), cmocka_unit_test(test_pieces),
-        cmocka_unit_test(test_warm),
+        cmocka_unit_test(test_max),           cmocka_unit_test(test_mass),  cmocka_unit_test(test_topk),
+        cmocka_unit_test(test_masked_glance), cmocka_unit_test(test_above), cmocka_unit_test(test_mask),
+        cmocka_unit_test(test_pieces),        cmocka_unit_test(test_warm),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
