@@ -94,6 +94,7 @@ function M.spawn(fn, ...)
     local task = setmetatable({ -- all its fields from the first: one that is new later needs memory, which can fail
         state = "ready", on_done = {}, values = table.pack(...), ticket = false, cleanup = false, owned = false,
         limit = current and current.limit or false, most_busy = current and current.most_busy or false, busy = 0,
+        meter = current and current.meter or false,
         co = false, results = false, error = false, trace = false, cancel_reason = false,
     }, Task)
     task.co = coroutine.create(function(...)
@@ -117,6 +118,9 @@ end
 function M.limit(task, seconds, most_busy)
     task.limit, task.most_busy = math.max(seconds, SLICE), most_busy
 end
+
+--- What the task, and those that it starts, take of processor time from now on is added to meter.spent (seconds).
+function M.measure(task, meter) task.meter = meter end
 
 --- The running task; nil outside of the loop.
 function M.current() return current end
@@ -176,6 +180,8 @@ local function run_task(task)
     task.values = false
     task.state = "running"
     current = task
+    local meter = task.meter
+    local began = meter and core.thread_seconds()
     -- core.step never raises, whatever the task does
     if task.limit and core.step_limited then
         after_step(task, core.step_limited(SLICE, task.limit, task.co, table.unpack(values, 1, values.n)))
@@ -183,6 +189,7 @@ local function run_task(task)
         after_step(task, core.step(task.co, table.unpack(values, 1, values.n)))
     end
     current = nil
+    if meter then meter.spent = meter.spent + core.thread_seconds() - began end
     if alive[task] and task.most_busy and task.busy > task.most_busy then too_busy(task) end
 end
 

@@ -27,6 +27,7 @@ local options = require "llmrun.options"
 local M = {}
 
 local CALL = "sandbox.run"
+local MAX_TEXT = 4 << 20 -- bytes of a call's texts: nothing else runs while they are cut into tokens
 
 -- What programs may call ---------------------------------------------------------------------------------------------
 
@@ -226,6 +227,16 @@ function Run:object(id)
     return o
 end
 
+--- Bytes of the texts in a value of the inside's.
+local function bytes_of(v)
+    if type(v) == "string" then return #v end
+    local n = 0
+    if type(v) == "table" then
+        for _, item in pairs(v) do n = n + bytes_of(item) end
+    end
+    return n
+end
+
 --- Does what a request asks; a reply for the inside.
 function Run:answer(request)
     local reply = { id = request.id, handles = {} }
@@ -234,6 +245,9 @@ function Run:answer(request)
         local method = request.method
         if not allowed[o.kind][method] then refuse(("'%s' is not to be had in a sandbox"):format(tostring(method))) end
         local args = request.args
+        if bytes_of(args) > MAX_TEXT then
+            refuse(("texts of more than %d MiB can't be passed at once"):format(MAX_TEXT >> 20), "limit")
+        end
         for i, id in pairs(request.handles) do args[i] = self:object(id).object end
         return perform[o.kind](self, o.object, method, args)
     end))
@@ -259,6 +273,7 @@ function Run:take(requests)
             if task then task:cancel() end
         elseif request.id then
             local task = loop.spawn_owned(function() return self:answer(request) end)
+            loop.measure(task, self)
             self.tasks[request.id] = task
             task:when_done(function(t)
                 self.tasks[request.id] = nil
@@ -298,12 +313,13 @@ Run.__close = Run.close
 
 function Run:step(...)
     local _, cpu = self.box:usage()
-    return self.box:step(self.opts.seconds - cpu, ...)
+    return self.box:step(self.opts.seconds - cpu - self.spent, ...)
 end
 
 function Run:usage()
     local bytes, cpu = self.box:usage()
-    return { memory = bytes, cpu_seconds = cpu, seconds = core.now() - self.began, completion_tokens = self.used }
+    return { memory = bytes, cpu_seconds = cpu + self.spent, seconds = core.now() - self.began,
+        completion_tokens = self.used }
 end
 
 local function work(self, first, args)
@@ -355,8 +371,8 @@ end
 --- (it is no Lua), "script" (an error in it, with its traceback), "limit". Options:
 ---   model, models = { name = model }: what it sees as llm.model, llm.NAME; args: its ...; globals, modules = { name =
 ---     text }: plain data, and what it may require
----   memory (64 MiB), seconds (of processor time for its own code; 10), timeout (of everything; 120 s), steps (of one
----     pattern match; 10 million), output (bytes printed; 1 MiB), sessions (at once; 64), tokens (drawn in all; 4096)
+---   memory (64 MiB), seconds (of processor time for its code and what that calls, but steps of the engine; 10),
+---     timeout (of everything; 120 s), steps (of one pattern match; 10 million), output (bytes printed; 1 MiB), sessions (at once; 64), tokens (drawn in all; 4096)
 ---   salt: a namespace of its own in the prefix cache; on_print(text); name: what its errors call it
 ---@param source string
 ---@param opts? table
@@ -369,7 +385,7 @@ function M.run(source, opts)
     if not box then return nil, ("%s: %s"):format(CALL, err), code end
     local self <close> = setmetatable({
         box = box, opts = o, objects = {}, ids = {}, last_id = 0, tasks = {}, replies = {}, streams = {}, output = {},
-        sessions = 0, tokens = o.tokens, used = 0, began = core.now(), deadline = core.now() + o.timeout,
+        spent = 0, sessions = 0, tokens = o.tokens, used = 0, began = core.now(), deadline = core.now() + o.timeout,
     }, Run)
     local objects = {}
     for name, model in pairs(o.models or {}) do objects[name] = self:handle("model", model) end

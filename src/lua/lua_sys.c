@@ -35,6 +35,13 @@ static int sys_now(lua_State *L)
     return 1;
 }
 
+/* thread_seconds() -> processor time that this thread has taken */
+static int sys_thread_seconds(lua_State *L)
+{
+    lua_pushnumber(L, 1e-9 * (lua_Number)lr_clock_ns(CLOCK_THREAD_CPUTIME_ID));
+    return 1;
+}
+
 /* sleep(seconds): true, or false when a signal cut it short */
 static int sys_sleep(lua_State *L)
 {
@@ -316,6 +323,7 @@ void lr_lua_open_sys(lua_State *L)
 {
     static const luaL_Reg fns[] = {
         {"now", sys_now},
+        {"thread_seconds", sys_thread_seconds},
         {"sleep", sys_sleep},
         {"isatty", sys_isatty},
         {"term_width", sys_term_width},

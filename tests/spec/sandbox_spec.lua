@@ -207,6 +207,25 @@ describe("ways out", function()
         assert.is_true(run "y = 7 return load('return y')() == 7")
     end)
 
+    it("work that it has others do", function()
+        local m <close> = llm.scripted { next = function() return 65 end, ctx = 64 }
+        local began = os.clock()
+        for _, call in ipairs {
+            "llm.model:tokenize(s)", "llm.model:session():append(s)",
+            "llm.model:apply_template { { role = 'user', content = s } }",
+        } do
+            local r, err, code = sandbox.run("local s = ('a'):rep(200000) while true do pcall(function() " .. call
+                .. " end) end", { model = m, seconds = 0.1, timeout = 60, sessions = 1 })
+            assert.is_nil(r)
+            assert.matches("over the limit of processor time", err, 1, true)
+            assert.equal("limit", code)
+        end
+        assert.is_true(os.clock() - began < 60)
+        local r, err = sandbox.run("llm.model:tokenize(('a'):rep(5 << 20))", { model = m })
+        assert.is_nil(r)
+        assert.matches("texts of more than 4 MiB can't be passed at once", err, 1, true)
+    end)
+
     it("finalizers", function()
         assert.matches("finalizers", fails "setmetatable({}, { __gc = function() end })")
         run "local t = setmetatable({}, {}) getmetatable(t).__gc = function() end" -- has no effect in Lua
