@@ -583,8 +583,9 @@ void lr_spec__drawn(lr_request *r, int node)
     s->hidden_at = r->info.seq->kv.computed;
 }
 
-void lr_spec__settle(lr_engine *e)
+void lr_spec__settle(lr_engine *e, double seconds)
 {
+    if (e->spec) e->spec->made.seconds += seconds; /* draws at the places of drafts are work, too */
     if (e->spec && e->spec->made.rows) lr_pace_settle(&e->spec->pace, &e->spec->made);
     if (e->spec) e->spec->made.rows = 0;
 }

@@ -146,7 +146,7 @@ void lr_spec__feed(lr_engine *, const lr_batch *);
 void lr_spec__feed_path(lr_request *, int node);
 /* The forward pass of the step took so long. */
 void lr_spec__saw_forward(lr_engine *, const lr_batch *, double seconds);
-/* Its results were taken. */
-void lr_spec__settle(lr_engine *);
+/* Its results were taken, in so many seconds. */
+void lr_spec__settle(lr_engine *, double seconds);
 
 #endif

@@ -235,7 +235,7 @@ int lr_engine_step(lr_engine *e, lr_error *err)
             if (b.features) lr_spec__feed(e, &b);
             take_results(e, &b);
         }
-        lr_spec__settle(e);
+        lr_spec__settle(e, lr_engine__now(e) - t1);
     }
     lr_spec__release(e);
     lr_engine__deferred(e);

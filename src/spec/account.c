@@ -6,13 +6,13 @@
  * thought (work beside passes, times that are out of date) is learned from such pairs. So that there are some: while
  * drafts pay, one step in 4 to 32 is made without, and one whenever three in a row took other times than was thought.
  *
- * The account of a size of batches counts plain steps. A step with drafts is charged what it took beyond a plain one
- * and paid a plain step's share for each token that came of them. The account begins with a little, gets 1 % of the
- * time of each step that could have drafts, and keeps only so much of what drafts gain. When it is empty there are
- * none, whatever seems to pay, and drafts are not longer than it can bear. So in all drafts can cost what it began
- * with, that 1 %, and a step's drafts. What a draft model must catch up with before its first draft (a prompt) is paid
- * from what drafts gained beyond that, or charged as well, but lent: it does not stop the drafts that it was paid for
- * at once.
+ * The account of a size of batches and a way to draft counts plain steps. A step with drafts is charged what it took
+ * beyond a plain one and paid a plain step's share for each token that came of them. The first account of a way begins
+ * with a little; each gets 1 % of the time of each step that could have drafts, and keeps only so much of what drafts
+ * gain. When it is empty there are none, whatever seems to pay, and drafts are not longer than it can bear. So in all
+ * drafts can cost what it began with, that 1 %, and a step's drafts; and what one way gains is not for another to lose.
+ * What a draft model must catch up with before its first draft (a prompt) is paid from what drafts gained beyond that,
+ * or charged as well, but lent: it does not stop the drafts that it was paid for at once.
  */
 #include "spec/pace_int.h"
 #include <math.h>
@@ -211,11 +211,12 @@ static int size_of(int requests)
 struct lr_pace_account *lr_pace__account(lr_pace *p, int requests)
 {
     int size = size_of(requests);
-    struct lr_pace_account *a = &p->account[size];
-    a->most = FILLED / (1 + size);
+    struct lr_pace_account *a = &p->account[p->kind][size];
+    a->most = FILLED / pow(1 + size, 1.5); /* a run of a large batch has fewer steps */
     if (!a->open) {
-        a->credit = a->most / 3;
-        a->saved = a->most / 3;
+        bool first = true;
+        for (int i = 0; i < LR_PACE_SIZES; i++) first = first && !p->account[p->kind][i].open;
+        a->credit = a->saved = first ? a->most / 3 : 0;
     }
     a->open = true;
     return a;
@@ -235,7 +236,7 @@ static void probed(lr_pace *p, double by)
 static double learn_times(lr_pace *p, const lr_pace_step *s, double plain)
 {
     struct lr_pace_time *table = s->drafts ? p->drafted : p->step, *e = &table[s->rows];
-    bool sure = e->n >= 3 && p->now - e->at < STALE, drafting = p->account[size_of(s->generating)].drafting;
+    bool sure = e->n >= 3 && p->now - e->at < STALE, drafting = p->account[p->kind][size_of(s->generating)].drafting;
     double known = p->sure_made + (sure ? e->t : 0), ran = p->sure_ran + (sure ? s->seconds : 0);
     double took = s->seconds + s->drafting, usual = e->t, thought = usual + p->made, dearer = lr_pace__dearer(p);
     saw(p, table, s->rows, s->seconds);

@@ -215,9 +215,23 @@ static void probe(const choice *c, lr_pace_item *it, double reserve, double *cre
     it->k = it->most > 1 ? 1 : it->most;
 }
 
+/* As many requests as may have a token drafted for so many plain steps, if none is right, and one at least; the others,
+ * in turns, have none. */
+static void share_out(const choice *c, double *a, double most)
+{
+    int m = 1;
+    for (; m < c->n; m++) {
+        double t = lr_pace__worst_time(c->p, c->rows + m + 1) - lr_pace_step_time(c->p, c->rows);
+        if (lr_spec_has_passes(c->p->kind) || c->p->kind == LR_SPEC_HEADS)
+            t += lr_pace_pass_time(c->p, c->p->kind, m + 1);
+        if (t * lr_pace__dearer(c->p) > most * c->one) break;
+    }
+    for (int i = m; i < c->n; i++) a[(i + (int)(c->p->now % (uint32_t)c->n)) % c->n] = 0;
+}
+
 /* If the account is well filled, what does not seem to pay is tried again after a while, for some steps: times may be
  * known wrongly, or not at all. */
-static double explore(choice *c, struct lr_pace_account *account, double *best)
+static double explore(choice *c, double *a, struct lr_pace_account *account, double *best)
 {
     double h;
     if (account->trying == 0) {
@@ -229,6 +243,7 @@ static double explore(choice *c, struct lr_pace_account *account, double *best)
         account->trying = TRIES;
     }
     account->trying--;
+    share_out(c, a, account->credit);
     c->hope = true;
     h = best_bar(c, best);
     c->hope = false;
@@ -277,6 +292,9 @@ void lr_pace_choose(lr_pace *p, lr_pace_item *items, int n, int rows, int others
     double a[LR_PACE_ROWS], sum, h = 2, best, credit;
     int models[LR_SPEC_METHODS] = {0};
     if (n > LR_PACE_ROWS) n = LR_PACE_ROWS;
+    for (int i = 0; i < n; i++) models[items[i].method]++;
+    for (int m = 0; m < LR_SPEC_METHODS; m++)
+        if (models[m] > models[p->kind]) p->kind = (lr_spec_method)m;
     struct lr_pace_account *account = lr_pace__account(p, n + others);
     choice c = {.p = p, .items = items, .a = a, .n = n, .rows = rows, .others = others, .room = room};
     c.one = lr_pace_step_time(p, n + others);
@@ -289,7 +307,6 @@ void lr_pace_choose(lr_pace *p, lr_pace_item *items, int n, int rows, int others
         a[i] = lr_pace_odds_of(p, items[i].odds, items[i].method, items[i].match);
         if (a[i] > 0.99) a[i] = 0.99;
         items[i].k = 0;
-        models[items[i].method]++;
     }
     pay_ahead(&c, a, account);
     int most = affordable(&c, credit + account->lent);
@@ -300,7 +317,7 @@ void lr_pace_choose(lr_pace *p, lr_pace_item *items, int n, int rows, int others
     if (h < 2 && ++account->lasted > LASTING) account->wait = 0;
     if (h == 2) {
         account->lasted = 0;
-        h = explore(&c, account, &best);
+        h = explore(&c, a, account, &best);
     }
     account->drafting = h < 2;
     if (rows == n + others && lr_pace__wants_plain(p, rows, h < 2)) return;

@@ -231,7 +231,8 @@ typedef struct lr_pace {
         bool open, drafting;
         uint32_t explored, wait; /* when what does not seem to pay was last tried, and until it is again */
         int trying, lasted;      /* steps that it is still tried; steps that it has paid */
-    } account[LR_PACE_SIZES];
+    } account[LR_SPEC_METHODS][LR_PACE_SIZES]; /* what one way gains is not for another to lose */
+    lr_spec_method kind;                       /* whose account it is: of most requests that could have drafts */
 } lr_pace;
 
 /* A step that was made. */
@@ -241,7 +242,7 @@ typedef struct lr_pace_step {
     int more;         /* tokens taken of drafts */
     bool pure;        /* each row had logits */
     bool open;        /* drafts could be made, and none was asked for by number */
-    double seconds;   /* of the forward pass */
+    double seconds;   /* of the forward pass and of taking its results */
     double drafting;  /* of making drafts */
 } lr_pace_step;
 

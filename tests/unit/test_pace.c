@@ -172,7 +172,7 @@ static int give(void *user, lr_request *r, lr_spec_choice *c, lr_error *err)
 
 /* ---- runs ---- */
 
-static lr_request *begin(lr_engine *e, lr_spec_method m, uint32_t *seed)
+static lr_request *begin(lr_engine *e, lr_spec_method m, uint32_t *seed, int length)
 {
     int32_t prompt[PROMPT];
     lr_error err;
@@ -184,22 +184,18 @@ static lr_request *begin(lr_engine *e, lr_spec_method m, uint32_t *seed)
         prompt[i] = 3 + (int32_t)(*seed >> 10) % (FX_VOCAB - 3);
     }
     if (m == LR_SPEC_GIVEN) sp.choose = give;
-    p.max_tokens = LENGTH - (int)(*seed >> 20) % 64;
+    p.max_tokens = length ? length : LENGTH - (int)(*seed >> 20) % 64;
     p.spec = m == LR_SPEC_OFF ? NULL : &sp;
     if (lr_request_new(e, fx_seq(e, prompt, PROMPT), &p, &r, &err)) fail_msg("%s", err.text);
     return r;
 }
 
-/* Undisturbed seconds for so many tokens, by `batch` requests at a time. */
-static double spend(lr_spec_method m, int batch, int tokens)
+static lr_engine *open_engine(lr_spec_method m, int batch)
 {
     lr_engine_config cfg = lr_engine_defaults();
     lr_error err;
     lr_draft_config dc = {0};
     lr_engine *e;
-    lr_request *live[32];
-    uint32_t seed = 17;
-    int done = 0, all = 0;
     cfg.kv_blocks[0] = 32 * 20;
     cfg.max_seqs = batch;
     cfg.now = now;
@@ -209,7 +205,17 @@ static double spend(lr_spec_method m, int batch, int tokens)
     if (lr_engine_new(&e, with_time(fx_model(say, NULL, 256, 0), 0), &cfg, &err)) fail_msg("%s", err.text);
     if (m == LR_SPEC_DRAFT && lr_engine_set_draft(e, with_time(fx_model(draft, NULL, 256, 0), 1), &dc, &err))
         fail_msg("%s", err.text);
-    for (int i = 0; i < batch; i++) live[i] = begin(e, m, &seed);
+    return e;
+}
+
+/* Undisturbed seconds for so many tokens, by `batch` requests at a time of `length` each, 0 = 97 to 160. */
+static double run_of(lr_engine *e, lr_spec_method m, int batch, int tokens, int length, uint32_t *seed)
+{
+    lr_error err;
+    lr_request *live[32];
+    int done = 0, all = 0;
+    double began = world.spent;
+    for (int i = 0; i < batch; i++) live[i] = begin(e, m, seed, length);
     while (all < tokens) {
         if (lr_engine_step(e, &err) < 0) fail_msg("%s", err.text);
         all = done;
@@ -221,12 +227,26 @@ static double spend(lr_spec_method m, int batch, int tokens)
             done += info->n_generated;
             lr_request_free(live[i]);
             lr_seq_free(q);
-            live[i] = begin(e, m, &seed);
+            live[i] = begin(e, m, seed, length);
         }
     }
+    double spent = world.spent - began;
+    for (int i = 0; i < batch; i++) {
+        lr_seq *q = lr_request_info(live[i])->seq;
+        lr_request_free(live[i]);
+        lr_seq_free(q);
+    }
+    return spent / all * tokens;
+}
+
+static double spend(lr_spec_method m, int batch, int tokens)
+{
+    uint32_t seed = 17;
+    lr_engine *e = open_engine(m, batch);
+    double spent = run_of(e, m, batch, tokens, 0, &seed);
     fx_check(e);
     lr_engine_free(e);
-    return world.spent / all * tokens;
+    return spent;
 }
 
 static double plain_cost(int mac, int batch, int tokens)
@@ -296,6 +316,41 @@ static void test_hidden_cost(void **state)
     }
 }
 
+/* ---- short runs in turns ---- */
+
+/* What drafts of one kind gain is not for those of another kind to lose: runs of 40 tokens without drafts, with a draft
+ * model that is hardly ever right, and with given tokens that are, in turns. All runs of the draft model, and each. */
+static void test_turns(void **state)
+{
+    static const int batches[] = {4, 8, 16, 32};
+    world.kind = CALM;
+    for (int mac = 0; mac < N_MACHINES; mac++) {
+        set_machine(mac);
+        for (int c = 0; c < 8; c += getenv("LLMRUN_TEST_SANITIZE") ? 3 : 1) {
+            int batch = batches[c / 2];
+            lr_engine *e = open_engine(LR_SPEC_DRAFT, batch);
+            uint32_t seed = 17;
+            double off = 0, on = 0, worst = 0;
+            for (int round = 0; round < 6; round++) {
+                double plain = run_of(e, LR_SPEC_OFF, batch, 40 * batch, 60, &seed);
+                guess = &GUESSERS[c % 2 ? 3 : 2];
+                double with = run_of(e, LR_SPEC_DRAFT, batch, 40 * batch, 60, &seed);
+                guess = &GUESSERS[0];
+                run_of(e, LR_SPEC_GIVEN, batch, 40 * batch, 60, &seed);
+                if (round == 0) continue; /* nothing is known yet */
+                off += plain;
+                on += with;
+                worst = fmax(worst, with / plain);
+            }
+            lr_engine_free(e);
+            if (on / off > 1.03 || worst > 1.045)
+                fail_msg("%s, %s, %d requests: %.3f, worst %.3f", MACHINES[mac].name, c % 2 ? "blind" : "poor", batch,
+                         on / off, worst);
+        }
+        drop_machine();
+    }
+}
+
 /* What pays is done, however it is disturbed. */
 static void test_gain(void **state)
 {
@@ -317,6 +372,6 @@ static void test_gain(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(test_bound), cmocka_unit_test(test_hidden_cost),
-                                       cmocka_unit_test(test_gain)};
+                                       cmocka_unit_test(test_turns), cmocka_unit_test(test_gain)};
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
