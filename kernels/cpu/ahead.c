@@ -3,13 +3,16 @@
 
 static void over(lr_ahead *a, const lr_gemm_w *w, int s0, int s1)
 {
+    const int half = lr_ahead_half(s0, s1);
     a->w = w;
     a->form = lr_form_of(w->type);
     a->parts = lr_form_parts(a->form, w->k);
     a->blocks = w->k / 32;
-    a->s = s0;
-    a->s1 = s1;
-    a->at = lr_strip_at(&a->parts, w, s0);
+    a->s = a->place ? half : s0;
+    a->s1 = a->place ? s1 : half;
+    a->b = 0;
+    a->at = lr_strip_at(&a->parts, w, a->s);
+    if (a->s == a->s1) a->at.q = NULL;
 }
 
 void lr_ahead_strip(lr_ahead *a)
@@ -22,14 +25,16 @@ void lr_ahead_strip(lr_ahead *a)
     }
     a->own = false;
     a->at.q = NULL;
-    if (then) over(a, then, a->w->then_strip, (then->n + LR_STRIP - 1) / LR_STRIP);
+    if (then) over(a, then, a->w->then_strip, a->w->then_end);
 }
 
-void lr_ahead_begin(lr_ahead *a, const lr_gemm_w *w, int s0, int s1)
+void lr_ahead_begin(lr_ahead *a, const lr_gemm_w *w, int s0, int s1, int place)
 {
+    int b = LR_AHEAD / (int)lr_form_bytes(*lr_form_of(w->type));
     a->own = true;
+    a->place = place;
     over(a, w, s0, s1);
-    int b = LR_AHEAD / (int)lr_form_bytes(*a->form);
+    if (!a->at.q) lr_ahead_strip(a);
     while (a->at.q && b >= a->blocks) {
         b -= a->blocks;
         lr_ahead_strip(a);

@@ -1,6 +1,7 @@
 /* ahead.h - asks memory for packed weights before a product of few rows reads them.
  *
- * A cursor runs AHEAD bytes before the block at hand, over the strips that the product was asked for, then over those
+ * A thread reads in two places at once, half of the strips that the product was asked for each, as memory then gives
+ * more. A cursor of each place runs AHEAD bytes before the block at hand, over its strips, then over its half of those
  * that the caller says come next (lr_gemm_w.then). It asks for all parts of a block, however far apart they lie, into
  * the second-level cache. So nothing is asked for that is not read, and a product begins with what the one before has
  * brought.
@@ -9,19 +10,24 @@
 #define LR_KERNELS_CPU_AHEAD_H
 #include "cpu/gemm.h"
 
-enum { LR_AHEAD = 8192 }; /* bytes */
+enum { LR_AHEAD = 4096 }; /* bytes */
 
 typedef struct lr_ahead {
     lr_strip at;   /* q = NULL: nothing is left to be asked for */
     int b, blocks; /* of that strip */
     int s, s1;     /* strip, end */
+    int place;     /* 0, 1 */
     bool own;      /* still in the strips that were asked for, whose form the caller knows */
     const lr_form *form;
     lr_parts parts;
     const lr_gemm_w *w;
 } lr_ahead;
 
-void lr_ahead_begin(lr_ahead *a, const lr_gemm_w *w, int s0, int s1);
+/* The first strip of the second place. An odd number leaves that one a strip more. */
+static inline int lr_ahead_half(int s0, int s1) { return s0 + (s1 - s0) / 2; }
+
+/* The cursor of a place of strips s0..s1-1. */
+void lr_ahead_begin(lr_ahead *a, const lr_gemm_w *w, int s0, int s1, int place);
 /* To the next strip; to the strips that come next; to nothing. */
 void lr_ahead_strip(lr_ahead *a);
 

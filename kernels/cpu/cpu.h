@@ -59,9 +59,10 @@ typedef struct lr_gemm_w {
     bool packed;
     size_t strip_bytes; /* packed: bytes of a strip; else bytes of a row */
     const void *data;
-    /* few rows: what the thread will read after the strips asked for, so that it is on its way by then; or NULL */
+    /* few rows: what the thread will read after the strips asked for, so that it is on its way by then; or NULL: strips
+     * then_strip..then_end-1 of that weight */
     const struct lr_gemm_w *then;
-    int then_strip;
+    int then_strip, then_end;
 } lr_gemm_w;
 
 /* One query row tile of one sequence against its paged keys and values, for the heads of one KV head. */

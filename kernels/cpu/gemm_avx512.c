@@ -11,86 +11,102 @@ enum { SIDE = 4 }; /* rows whose products run side by side */
 
 /* ---- few rows ---- */
 
-INLINE void few(const lr_form f, const bool fine, const int nr, const lr_strip *st, lr_ahead *a, const lr_qact *qa,
-                size_t row, float *y, size_t ldy, __mmask16 mask)
+/* Adds block `at`, number b of ri, to the sums of nr rows. */
+INLINE void block_rows(const lr_form f, const bool fine, const int nr, const __m512i w[8], const scales512 *s,
+                       const row_bases *x, size_t at, int b, const rows512 *ri, __m512 *acc)
+{
+#pragma GCC unroll 2
+    for (int r0 = 0; r0 < nr; r0 += SIDE) {
+        /* chains of products that run side by side: a product's latency is ten times its share of a port */
+        __m512i i0[SIDE], i1[SIDE], h0[SIDE], h1[SIDE];
+#pragma GCC unroll 4
+        for (int i = 0; i < SIDE; i++) {
+            if (r0 + i >= nr) continue;
+            h0[i] = h1[i] = _mm512_setzero_si512();
+            i0[i] = f.zero ? _mm512_set1_epi32(ri->init[r0 + i][0][b]) : _mm512_setzero_si512();
+            i1[i] = f.zero && f.sub == 16 ? _mm512_set1_epi32(ri->init[r0 + i][1][b]) : _mm512_setzero_si512();
+        }
+#pragma GCC unroll 8
+        for (int g = 0; g < 8; g++) {
+            const bool second = f.sub == 16 && g >= 4;
+#pragma GCC unroll 4
+            for (int i = 0; i < SIDE; i++) {
+                if (r0 + i >= nr) continue;
+                const size_t from = fine ? at * 64 : at * 32;
+                __m512i *t = second ? &i1[i] : &i0[i], *high = second ? &h1[i] : &h0[i];
+                if (fine) {
+                    *high = _mm512_dpbusd_epi32(*high, w[g], activations(x, r0 + i, from + 4 * (size_t)g));
+                    *t = _mm512_dpbusd_epi32(*t, w[g], activations(x, r0 + i, from + 32 + 4 * (size_t)g));
+                } else {
+                    *t = _mm512_dpbusd_epi32(*t, w[g], activations(x, r0 + i, from + 4 * (size_t)g));
+                }
+            }
+        }
+#pragma GCC unroll 4
+        for (int i = 0; i < SIDE; i++) {
+            if (r0 + i >= nr) continue;
+            if (fine) {
+                i0[i] = _mm512_add_epi32(i0[i], _mm512_slli_epi32(h0[i], 3));
+                if (f.sub == 16) i1[i] = _mm512_add_epi32(i1[i], _mm512_slli_epi32(h1[i], 3));
+            }
+            acc[r0 + i] = add_block(f, s, ri, r0 + i, b, i0[i], i1[i], acc[r0 + i]);
+        }
+    }
+}
+
+/* ns strips x nr rows. */
+INLINE void few(const lr_form f, const bool fine, const int ns, const int nr, const places512 *p, const lr_qact *qa,
+                size_t row, size_t ldy)
 {
     const int blocks = qa->k / 32;
     const row_bases x = bases_of(qa, row);
-    __m512 acc[FEW];
+    __m512 acc[2][FEW];
     rows512 ri;
+#pragma GCC unroll 2
+    for (int s = 0; s < ns; s++)
 #pragma GCC unroll 8
-    for (int r = 0; r < nr; r++) acc[r] = _mm512_setzero_ps();
+        for (int r = 0; r < nr; r++) acc[s][r] = _mm512_setzero_ps();
     for (int c = 0; c < blocks; c += CHUNK) {
         const int nb = blocks - c < CHUNK ? blocks - c : CHUNK;
         rows_prepare(f, f.zero, nr, qa, row, (size_t)c, nb, &ri);
         for (int b = 0; b < nb; b++) {
             const size_t at = (size_t)(c + b);
-            const uint8_t *q = st->q + at * (size_t)f.main * 64, *h = st->h + at * (size_t)f.extra * 64;
-            if (a) lr_ahead_step(f, a);
-            __m512i w[8];
-            unpack512(f, q, h, w);
-            const scales512 s = scales_of(f, st, at);
 #pragma GCC unroll 2
-            for (int r0 = 0; r0 < nr; r0 += SIDE) {
-                /* chains of products that run side by side: a product's latency is ten times its share of a port */
-                __m512i i0[SIDE], i1[SIDE], h0[SIDE], h1[SIDE];
-#pragma GCC unroll 4
-                for (int i = 0; i < SIDE; i++) {
-                    if (r0 + i >= nr) continue;
-                    h0[i] = h1[i] = _mm512_setzero_si512();
-                    i0[i] = f.zero ? _mm512_set1_epi32(ri.init[r0 + i][0][b]) : _mm512_setzero_si512();
-                    i1[i] = f.zero && f.sub == 16 ? _mm512_set1_epi32(ri.init[r0 + i][1][b]) : _mm512_setzero_si512();
-                }
-#pragma GCC unroll 8
-                for (int g = 0; g < 8; g++) {
-                    const bool second = f.sub == 16 && g >= 4;
-#pragma GCC unroll 4
-                    for (int i = 0; i < SIDE; i++) {
-                        if (r0 + i >= nr) continue;
-                        const size_t from = fine ? at * 64 : at * 32;
-                        __m512i *t = second ? &i1[i] : &i0[i], *high = second ? &h1[i] : &h0[i];
-                        if (fine) {
-                            *high = _mm512_dpbusd_epi32(*high, w[g], activations(&x, r0 + i, from + 4 * (size_t)g));
-                            *t = _mm512_dpbusd_epi32(*t, w[g], activations(&x, r0 + i, from + 32 + 4 * (size_t)g));
-                        } else {
-                            *t = _mm512_dpbusd_epi32(*t, w[g], activations(&x, r0 + i, from + 4 * (size_t)g));
-                        }
-                    }
-                }
-#pragma GCC unroll 4
-                for (int i = 0; i < SIDE; i++) {
-                    if (r0 + i >= nr) continue;
-                    if (fine) {
-                        i0[i] = _mm512_add_epi32(i0[i], _mm512_slli_epi32(h0[i], 3));
-                        if (f.sub == 16) i1[i] = _mm512_add_epi32(i1[i], _mm512_slli_epi32(h1[i], 3));
-                    }
-                    acc[r0 + i] = add_block(f, &s, &ri, r0 + i, b, i0[i], i1[i], acc[r0 + i]);
-                }
+            for (int s = 0; s < ns; s++) {
+                const lr_strip *st = &p->st[s];
+                const uint8_t *q = st->q + at * (size_t)f.main * 64, *h = st->h + at * (size_t)f.extra * 64;
+                if (p->a) lr_ahead_step(f, &p->a[s]);
+                __m512i w[8];
+                unpack512(f, q, h, w);
+                const scales512 sc = scales_of(f, st, at);
+                block_rows(f, fine, nr, w, &sc, &x, at, b, &ri, acc[s]);
             }
         }
     }
+#pragma GCC unroll 2
+    for (int s = 0; s < ns; s++)
 #pragma GCC unroll 8
-    for (int r = 0; r < nr; r++) _mm512_mask_storeu_ps(y + (size_t)r * ldy, mask, acc[r]);
+        for (int r = 0; r < nr; r++) _mm512_mask_storeu_ps(p->y[s] + (size_t)r * ldy, p->mask[s], acc[s][r]);
 }
 
-/* One function a type and number of rows. */
-typedef void few512(const lr_strip *st, lr_ahead *a, const lr_qact *qa, size_t row, float *y, size_t ldy,
-                    __mmask16 mask);
-#define FEW_ROWS(type, nr, ...)                                                                                        \
-    static __attribute__((noinline)) void few##nr##_##type(const lr_strip *st, lr_ahead *a, const lr_qact *qa,         \
-                                                           size_t row, float *y, size_t ldy, __mmask16 mask)           \
+/* One function a type and number of strips and rows. */
+typedef void few512(const places512 *p, const lr_qact *qa, size_t row, size_t ldy);
+#define FEW_ROWS(type, ns, nr, ...)                                                                                    \
+    static __attribute__((noinline)) void few##ns##x##nr##_##type(const places512 *p, const lr_qact *qa, size_t row,   \
+                                                                  size_t ldy)                                          \
     {                                                                                                                  \
         if (qa->fine)                                                                                                  \
-            few(LR_FORM(__VA_ARGS__), true, nr, st, a, qa, row, y + row * ldy, ldy, mask);                             \
+            few(LR_FORM(__VA_ARGS__), true, ns, nr, p, qa, row, ldy);                                                  \
         else                                                                                                           \
-            few(LR_FORM(__VA_ARGS__), false, nr, st, a, qa, row, y + row * ldy, ldy, mask);                            \
+            few(LR_FORM(__VA_ARGS__), false, ns, nr, p, qa, row, ldy);                                                 \
     }
 #define X(type, ...)                                                                                                   \
-    FEW_ROWS(type, 1, __VA_ARGS__)                                                                                     \
-    FEW_ROWS(type, 2, __VA_ARGS__)                                                                                     \
-    FEW_ROWS(type, 3, __VA_ARGS__)                                                                                     \
-    FEW_ROWS(type, 4, __VA_ARGS__)                                                                                     \
-    FEW_ROWS(type, 8, __VA_ARGS__)                                                                                     \
+    FEW_ROWS(type, 2, 1, __VA_ARGS__)                                                                                  \
+    FEW_ROWS(type, 1, 1, __VA_ARGS__)                                                                                  \
+    FEW_ROWS(type, 1, 2, __VA_ARGS__)                                                                                  \
+    FEW_ROWS(type, 1, 3, __VA_ARGS__)                                                                                  \
+    FEW_ROWS(type, 1, 4, __VA_ARGS__)                                                                                  \
+    FEW_ROWS(type, 1, 8, __VA_ARGS__)                                                                                  \
     static __attribute__((noinline)) void unpack_##type(const lr_strip *st, size_t b0, int nb, panel *o)               \
     {                                                                                                                  \
         unpack_panel(LR_FORM(__VA_ARGS__), false, st, b0, nb, o);                                                      \
@@ -99,27 +115,55 @@ LR_FORM_LIST(X)
 #undef X
 
 static const struct {
-    few512 *few[FEW + 1];
+    few512 *pair, *few[FEW + 1];
     void (*unpack)(const lr_strip *st, size_t b0, int nb, panel *o);
 } types[LR_DTYPE_MAX] = {
 #define X(type, ...)                                                                                                   \
-    [LR_##type] = {{[1] = few1_##type, few2_##type, few3_##type, few4_##type, [8] = few8_##type}, unpack_##type},
+    [LR_##type] = {few2x1_##type,                                                                                      \
+                   {[1] = few1x1_##type, few1x2_##type, few1x3_##type, few1x4_##type, [8] = few1x8_##type},            \
+                   unpack_##type},
     LR_FORM_LIST(X)
 #undef X
 };
 
-void lr_gemm_few_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
+/* The strips that p says, n of them, all rows. One row takes both at once; more have no registers for that. */
+static void few_strips(int type, const places512 *p, int n, const lr_qact *qa, int m, size_t ldy)
+{
+    if (n == 2 && m == 1) {
+        types[type].pair(p, qa, 0, ldy);
+        return;
+    }
+    for (int i = 0; i < n; i++)
+        for (int r = 0, nr; r < m; r += nr) {
+            const places512 one = {{p->st[i]}, r ? NULL : p->a + i, {p->y[i] + (size_t)r * ldy}, {p->mask[i]}};
+            nr = m - r == FEW ? FEW : m - r < 4 ? m - r : 4;
+            types[type].few[nr](&one, qa, (size_t)r, ldy);
+        }
+}
+
+void lr_gemm_places_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1,
+                           strips512 *strips)
 {
     const lr_parts parts = lr_form_parts(lr_form_of(w->type), w->k);
-    lr_ahead a;
-    lr_ahead_begin(&a, w, s0, s1);
-    for (int s = s0; s < s1; s++) {
-        const lr_strip st = lr_strip_at(&parts, w, s);
-        for (int r = 0, n; r < m; r += n) {
-            n = m - r == FEW ? FEW : m - r < 4 ? m - r : 4;
-            types[w->type].few[n](&st, r ? NULL : &a, qa, (size_t)r, y + 16 * (size_t)s, ldy, strip_mask(w, s));
+    const int half = lr_ahead_half(s0, s1);
+    lr_ahead a[2];
+    for (int i = 0; i < 2; i++) lr_ahead_begin(&a[i], w, s0, s1, i);
+    for (int s = s0, t = half; t < s1; s++, t++) {
+        const bool two = s < half;
+        const int at[2] = {two ? s : t, t};
+        places512 p = {.a = two ? a : a + 1};
+        for (int i = 0; i < 2; i++) {
+            p.st[i] = lr_strip_at(&parts, w, at[i]);
+            p.y[i] = y + 16 * (size_t)at[i];
+            p.mask[i] = strip_mask(w, at[i]);
         }
+        strips(w->type, &p, two ? 2 : 1, qa, m, ldy);
     }
+}
+
+void lr_gemm_few_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
+{
+    lr_gemm_places_avx512(w, qa, m, y, ldy, s0, s1, few_strips);
 }
 
 static void product_many(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)

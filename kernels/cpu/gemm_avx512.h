@@ -184,6 +184,20 @@ INLINE __m512 add_block(const lr_form f, const scales512 *s, const rows512 *ri, 
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(j), _mm512_mul_ps(s->m, sx), acc);
 }
 
+/* Where a product of few rows reads: one strip, or two of them far from each other, as memory gives more that way. */
+typedef struct places512 {
+    lr_strip st[2];
+    lr_ahead *a; /* (2) or NULL */
+    float *y[2];
+    __mmask16 mask[2];
+} places512;
+
+/* Does the n strips that p says, all rows. */
+typedef void strips512(int type, const places512 *p, int n, const lr_qact *qa, int m, size_t ldy);
+/* Calls strips for strips s0..s1-1: two by two, from both halves, and one more if their number is odd. */
+void lr_gemm_places_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1,
+                           strips512 *strips);
+
 const char *lr_way_avx512(const lr_gemm_w *w, const lr_qact *qa, int m);
 /* At most FEW rows of packed weights. */
 void lr_gemm_few_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1);

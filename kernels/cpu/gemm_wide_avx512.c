@@ -6,7 +6,10 @@
  */
 #include "cpu/gemm_wide_avx512.h"
 
-enum { SIDE = 4 }; /* rows whose products run side by side: a block is unpacked for each so many */
+enum {
+    SIDE = 4, /* rows whose products run side by side: a block is unpacked for each so many */
+    TURN = 2, /* super-blocks that a strip has before it is the other place's turn */
+};
 
 /* Whether the sums of low parts of a sub-block fit into 16 bits. */
 INLINE bool low_is_short(const lr_form f)
@@ -93,75 +96,100 @@ INLINE void add_block_wide(const lr_form f, const int nr, const __m512i w[8], co
     }
 }
 
-INLINE void few_wide(const lr_form f, const int nr, const lr_strip *st, lr_ahead *a, const lr_qact *qa, size_t row,
-                     float *y, size_t ldy, __mmask16 mask)
+/* ns strips x nr rows over super-blocks c0..c1-1. Sums pause in y between calls. */
+INLINE void few_wide(const lr_form f, const int ns, const int nr, const places512 *p, const lr_qact *qa, size_t row,
+                     size_t ldy, int c0, int c1)
 {
-    const size_t supers = (size_t)qa->k / LR_WIDE;
     const row_bases x = bases_of(qa, row);
-    __m512 acc[SIDE];
+    __m512 acc[2][SIDE];
+#pragma GCC unroll 2
+    for (int s = 0; s < ns; s++)
 #pragma GCC unroll 4
-    for (int r = 0; r < nr; r++) acc[r] = _mm512_setzero_ps();
-    for (size_t sb = 0; sb < supers; sb++) {
+        for (int r = 0; r < nr; r++)
+            acc[s][r] = c0 ? _mm512_maskz_loadu_ps(p->mask[s], p->y[s] + (size_t)r * ldy) : _mm512_setzero_ps();
+    for (size_t sb = (size_t)c0; sb < (size_t)c1; sb++) {
         begin begins[SIDE];
         wide_row rows[SIDE];
-        __m512i h[SIDE], l[SIDE];
+        __m512i h[2][SIDE], l[2][SIDE];
 #pragma GCC unroll 4
         for (int r = 0; r < nr; r++) {
             if (f.zero) begin_set(f, qa, row + (size_t)r, sb, &begins[r]);
             wide_row_set(f, qa, row + (size_t)r, sb, &rows[r]);
-            h[r] = l[r] = _mm512_setzero_si512();
+            h[0][r] = h[1][r] = l[0][r] = l[1][r] = _mm512_setzero_si512();
         }
         for (int i = 0; i < 8; i++) {
             const size_t at = 8 * sb + (size_t)i;
-            if (a) lr_ahead_step(f, a);
-            __m512i w[8];
-            unpack512(f, st->q + at * (size_t)f.main * 64, st->h + at * (size_t)f.extra * 64, w);
-            const sub_scales sc = sub_scales_of(f, st, at);
-            add_block_wide(f, nr, w, &sc, &x, at, i, begins, h, l);
+#pragma GCC unroll 2
+            for (int s = 0; s < ns; s++) {
+                const lr_strip *st = &p->st[s];
+                if (p->a) lr_ahead_step(f, &p->a[s]);
+                __m512i w[8];
+                unpack512(f, st->q + at * (size_t)f.main * 64, st->h + at * (size_t)f.extra * 64, w);
+                const sub_scales sc = sub_scales_of(f, st, at);
+                add_block_wide(f, nr, w, &sc, &x, at, i, begins, h[s], l[s]);
+            }
         }
-        const wide_scales s = wide_scales_of(f, st, sb);
+#pragma GCC unroll 2
+        for (int s = 0; s < ns; s++) {
+            const wide_scales ws = wide_scales_of(f, &p->st[s], sb);
 #pragma GCC unroll 4
-        for (int r = 0; r < nr; r++) {
-            const __m512i t = f.min ? wide_minima(f, &s, &rows[r]) : _mm512_setzero_si512();
-            acc[r] = add_super(f, &s, &rows[r], h[r], l[r], t, acc[r]);
+            for (int r = 0; r < nr; r++) {
+                const __m512i t = f.min ? wide_minima(f, &ws, &rows[r]) : _mm512_setzero_si512();
+                acc[s][r] = add_super(f, &ws, &rows[r], h[s][r], l[s][r], t, acc[s][r]);
+            }
         }
     }
+#pragma GCC unroll 2
+    for (int s = 0; s < ns; s++)
 #pragma GCC unroll 4
-    for (int r = 0; r < nr; r++) _mm512_mask_storeu_ps(y + (size_t)r * ldy, mask, acc[r]);
+        for (int r = 0; r < nr; r++) _mm512_mask_storeu_ps(p->y[s] + (size_t)r * ldy, p->mask[s], acc[s][r]);
 }
 
-typedef void few512(const lr_strip *st, lr_ahead *a, const lr_qact *qa, size_t row, float *y, size_t ldy,
-                    __mmask16 mask);
-#define FEW_ROWS(type, nr, ...)                                                                                        \
-    static __attribute__((noinline)) void few##nr##_##type(const lr_strip *st, lr_ahead *a, const lr_qact *qa,         \
-                                                           size_t row, float *y, size_t ldy, __mmask16 mask)           \
+typedef void few512(const places512 *p, const lr_qact *qa, size_t row, size_t ldy, int c0, int c1);
+#define FEW_ROWS(type, ns, nr, ...)                                                                                    \
+    static __attribute__((noinline)) void few##ns##x##nr##_##type(const places512 *p, const lr_qact *qa, size_t row,   \
+                                                                  size_t ldy, int c0, int c1)                          \
     {                                                                                                                  \
-        few_wide(LR_FORM(__VA_ARGS__), nr, st, a, qa, row, y + row * ldy, ldy, mask);                                  \
+        few_wide(LR_FORM(__VA_ARGS__), ns, nr, p, qa, row, ldy, c0, c1);                                               \
     }
 #define X(type, ...)                                                                                                   \
-    FEW_ROWS(type, 1, __VA_ARGS__)                                                                                     \
-    FEW_ROWS(type, 2, __VA_ARGS__)                                                                                     \
-    FEW_ROWS(type, 3, __VA_ARGS__)                                                                                     \
-    FEW_ROWS(type, 4, __VA_ARGS__)
+    FEW_ROWS(type, 2, 1, __VA_ARGS__)                                                                                  \
+    FEW_ROWS(type, 1, 1, __VA_ARGS__)                                                                                  \
+    FEW_ROWS(type, 1, 2, __VA_ARGS__)                                                                                  \
+    FEW_ROWS(type, 1, 3, __VA_ARGS__)                                                                                  \
+    FEW_ROWS(type, 1, 4, __VA_ARGS__)
 LR_SUPER_LIST(X)
 #undef X
 
-static few512 *const few[LR_DTYPE_MAX][SIDE + 1] = {
-#define X(type, ...) [LR_##type] = {[1] = few1_##type, few2_##type, few3_##type, few4_##type},
+static struct {
+    few512 *pair, *few[SIDE + 1];
+} const types[LR_DTYPE_MAX] = {
+#define X(type, ...) [LR_##type] = {few2x1_##type, {[1] = few1x1_##type, few1x2_##type, few1x3_##type, few1x4_##type}},
     LR_SUPER_LIST(X)
 #undef X
 };
 
-void lr_gemm_few_wide_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
+/* As few_strips in gemm_avx512.c. */
+static void few_strips(int type, const places512 *p, int n, const lr_qact *qa, int m, size_t ldy)
 {
-    const lr_parts parts = lr_form_parts(lr_form_of(w->type), w->k);
-    lr_ahead a;
-    lr_ahead_begin(&a, w, s0, s1);
-    for (int s = s0; s < s1; s++) {
-        const lr_strip st = lr_strip_at(&parts, w, s);
-        for (int r = 0, n; r < m; r += n) {
-            n = m - r < SIDE ? m - r : SIDE;
-            few[w->type][n](&st, r ? NULL : &a, qa, (size_t)r, y + 16 * (size_t)s, ldy, strip_mask(w, s));
+    const int supers = qa->k / LR_WIDE;
+    if (n == 2 && m == 1) {
+        types[type].pair(p, qa, 0, ldy, 0, supers);
+        return;
+    }
+    for (int r = 0, nr; r < m; r += nr) {
+        nr = m - r < SIDE ? m - r : SIDE;
+        for (int c = 0, c1; c < supers; c = c1) {
+            c1 = n == 2 && c + TURN < supers ? c + TURN : supers;
+            for (int i = 0; i < n; i++) {
+                const places512 one = {{p->st[i]}, r ? NULL : p->a + i, {p->y[i] + (size_t)r * ldy}, {p->mask[i]}};
+                types[type].few[nr](&one, qa, (size_t)r, ldy, c, c1);
+            }
         }
     }
+}
+
+void lr_gemm_few_wide_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
+{
+    lr_gemm_places_avx512(w, qa, m, y, ldy, s0, s1, few_strips);
 }

@@ -43,7 +43,7 @@ static void pack_thread(void *arg, int thread, int n_threads)
 static int prepare_linear(cpu_backend *be, lr_weight *w, lr_error *err)
 {
     size_t strip = be->exact ? 0 : lr_pack_strip_bytes(w->type, w->k), total;
-    w->gemm = (lr_gemm_w){w->type, w->n, w->k, false, w->row_bytes, w->rows, NULL, 0};
+    w->gemm = (lr_gemm_w){w->type, w->n, w->k, false, w->row_bytes, w->rows, NULL, 0, 0};
     if (!strip) {
         if (!be->exact && w->type != LR_F32 && w->type != LR_F16 && w->type != LR_BF16)
             return lr_fail(err, LR_EUNSUPPORTED, "type %s cannot be used in a matrix product", lr_dtype_name(w->type));

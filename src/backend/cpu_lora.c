@@ -77,7 +77,7 @@ static const lora_entry *entry_of(const lr_lora *l, const lr_weight *w)
 /* y (n) = x (k) . w (n, k)^T */
 static void product(const cpu_backend *be, const float *w, int n, int k, const float *x, float *y)
 {
-    lr_gemm_w g = {LR_F32, n, k, false, (size_t)k * sizeof *w, w, NULL, 0};
+    lr_gemm_w g = {LR_F32, n, k, false, (size_t)k * sizeof *w, w, NULL, 0, 0};
     lr_qact none = {0};
     if (be->exact)
         lr_gemm_f32_ref(LR_F32, w, g.strip_bytes, k, x, (size_t)k, 1, y, (size_t)n, 0, n);

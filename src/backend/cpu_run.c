@@ -253,10 +253,10 @@ static int item_tasks(const lr_plan *p, const gemm_item *it, int strips, int row
     return (n + strips - 1) / strips * ((rows + mb - 1) / mb);
 }
 
-/* Where a thread's reading goes on: a strip of a weight. */
+/* Where a thread's reading goes on: strips of a weight. */
 typedef struct place {
     const lr_weight *w;
-    int strip;
+    int strip, end;
 } place;
 
 /* The adapter of a row of a stage. */
@@ -297,6 +297,7 @@ static void product(const run_ctx *c, bool narrow, const plan_op *o, int mat, in
         if (then && then->w->packed) {
             gw.then = &then->w->gemm;
             gw.then_strip = then->strip;
+            gw.then_end = then->end;
         }
         p->be->k->gemm(&gw, &qa, x, k, m, y, ldy, s0, s1);
     }
@@ -473,10 +474,13 @@ static const gemm_item *unit_item(const lr_plan *p, const stage *s, int strips, 
     return it;
 }
 
-static place unit_place(const lr_plan *p, const stage *s, int strips, int unit)
+/* The first product of a run of n units. */
+static place run_place(const lr_plan *p, const stage *s, int strips, int unit, int n)
 {
     place o;
-    o.w = p->ops[unit_item(p, s, strips, unit, &o.strip)->a].w;
+    const gemm_item *it = unit_item(p, s, strips, unit, &o.strip);
+    o.w = p->ops[it->a].w;
+    o.end = min_int(o.strip + n * strips, item_strips(p, it));
     return o;
 }
 
@@ -487,7 +491,7 @@ static bool reads_next(const run_ctx *c, const stage *s, int strips, int thread,
     const share *own = &p->shares[thread];
     const int at = atomic_load_explicit(&own->next, memory_order_relaxed);
     if (at < own->end) {
-        *out = unit_place(p, s, strips, at);
+        *out = run_place(p, s, strips, at, run_length(own->end - at));
         return true;
     }
     int i = c->stage + 1;
@@ -497,9 +501,9 @@ static bool reads_next(const run_ctx *c, const stage *s, int strips, int thread,
     const int rows = rows_of(c, s->narrow, s->route);
     if (rows == 0 || !is_shared(p, s, rows)) return false;
     strips = unit_strips(c, s);
-    const int first = share_begin(c, s, strips, thread);
-    if (first >= share_begin(c, s, strips, thread + 1)) return false;
-    *out = unit_place(p, s, strips, first);
+    const int first = share_begin(c, s, strips, thread), left = share_begin(c, s, strips, thread + 1) - first;
+    if (left <= 0) return false;
+    *out = run_place(p, s, strips, first, run_length(left));
     if (out->w->packed) {
         const lr_gemm_w *g = &out->w->gemm;
         const size_t from = (size_t)out->strip * g->strip_bytes, bytes = out->w->bytes - from;
@@ -532,7 +536,7 @@ static void few_rows(const run_ctx *c, const stage *s, const gemm_item *it, int 
         product(c, s->narrow, a, 0, 0, c->rows, s0, s1, then);
         return;
     }
-    product(c, s->narrow, a, 0, 0, c->rows, s0, s1, &(place){p->ops[it->b].w, s0});
+    product(c, s->narrow, a, 0, 0, c->rows, s0, s1, &(place){p->ops[it->b].w, s0, s1});
     product(c, s->narrow, &p->ops[it->b], 0, 0, c->rows, s0, s1, then);
     const plan_op *g = &p->ops[it->glu];
     const int n = a->w->n, j0 = s0 * LR_STRIP, j1 = min_int(s1 * LR_STRIP, n);
@@ -559,7 +563,7 @@ static void do_run(const run_ctx *c, const stage *s, int u0, int u1, int thread)
         place then;
         bool known = true;
         if (u0 + n < u1)
-            then = unit_place(p, s, strips, u0 + n);
+            then = run_place(p, s, strips, u0 + n, u1 - u0 - n);
         else
             known = reads_next(c, s, strips, thread, &then);
         few_rows(c, s, it, s0, min_int(s0 + n * strips, item_strips(p, it)), known ? &then : NULL);

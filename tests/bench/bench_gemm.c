@@ -233,7 +233,7 @@ static char *weights_new(int type, int k, int n, size_t copies, lr_gemm_w *w, si
     *bytes = strip ? strips * strip : (size_t)n * row;
     char *p = big_new(*bytes * copies);
     memset(p, 0x1C, *bytes * copies); /* a half of 0x1C1C is 0.004 */
-    *w = (lr_gemm_w){type, n, k, strip != 0, strip ? strip : row, p, NULL, 0};
+    *w = (lr_gemm_w){type, n, k, strip != 0, strip ? strip : row, p, NULL, 0, 0};
     return p;
 }
 

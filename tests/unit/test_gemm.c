@@ -300,6 +300,7 @@ static void check_company(const variant *v, int type, int n, int k)
         memset(z, 0x7B, M * ldy * 4);
         a.w.then = a.w.packed && round % 2 ? round % 4 == 1 ? &next.w : &a.w : NULL;
         a.w.then_strip = a.w.then == &a.w ? cut : 1;
+        a.w.then_end = a.w.then_strip + 1;
         if (cut) v->t->gemm(&a.w, &qr, xr, ldx, m, z, ldy, 0, cut);
         if (cut2 < strips) v->t->gemm(&a.w, &qr, xr, ldx, m, z, ldy, cut2, strips);
         if (cut < cut2) v->t->gemm(&a.w, &qr, xr, ldx, m, z, ldy, cut, cut2);
@@ -326,37 +327,49 @@ static void test_company(void **state)
     }
 }
 
-/* What is asked for ahead: the blocks behind the first LR_AHEAD bytes, each once, then those of the next weight. */
+/* What is asked for ahead, in each of the two places: the blocks behind the first LR_AHEAD bytes of its half of the
+ * strips, each once, then those of its half of what comes next. */
+static void check_ahead(const matrix *a, int s0, int s1, int place)
+{
+    const lr_form f = *lr_form_of(LR_Q4_K);
+    const lr_gemm_w *then = a->w.then;
+    const int half = s0 + (s1 - s0) / 2, from = place ? half : s0, own = ((place ? s1 : half) - from) * 32;
+    const int first = LR_AHEAD / (int)lr_form_bytes(f);
+    lr_ahead c;
+    lr_ahead_begin(&c, &a->w, s0, s1, place);
+    for (int n = first; n < own; n++) {
+        assert_true(c.own);
+        assert_int_equal(c.s, from + n / 32);
+        assert_int_equal(c.b, n % 32);
+        assert_ptr_equal(c.at.q, (const uint8_t *)a->packed + (size_t)c.s * a->w.strip_bytes);
+        lr_ahead_step(f, &c);
+    }
+    assert_false(c.own);
+    const int over = first > own ? first - own : 0; /* begins beyond its own strips */
+    const int next = !then ? 0 : place ? a->w.then_end - (a->w.then_strip + a->w.then_end) / 2 : 1, blocks = 3;
+    for (int n = over; n < next * blocks; n++) {
+        assert_int_equal(c.s, (place ? (a->w.then_strip + a->w.then_end) / 2 : a->w.then_strip) + n / blocks);
+        assert_int_equal(c.b, n % blocks);
+        assert_ptr_equal(c.at.q, (const uint8_t *)then->data + (size_t)c.s * then->strip_bytes);
+        lr_ahead_step(f, &c);
+    }
+    assert_null(c.at.q);
+    lr_ahead_step(f, &c);
+    assert_null(c.at.q);
+}
+
 static void test_ahead(void **state)
 {
     (void)state;
     matrix a = matrix_new(LR_Q4_K, 16 * 7, 1024), b = matrix_new(LR_Q8_0, 16 * 5 - 3, 96);
-    const int first = LR_AHEAD / (int)lr_form_bytes(*lr_form_of(LR_Q4_K));
     for (int s0 = 0; s0 < 7; s0++)
-        for (int with = 0; with < 2; with++) {
-            a.w.then = with ? &b.w : NULL;
-            a.w.then_strip = 2;
-            lr_ahead c;
-            lr_ahead_begin(&c, &a.w, s0, 7);
-            for (int n = first; n < (7 - s0) * 32; n++) {
-                assert_true(c.own);
-                assert_int_equal(c.s, s0 + n / 32);
-                assert_int_equal(c.b, n % 32);
-                assert_ptr_equal(c.at.q, (const uint8_t *)a.packed + (size_t)c.s * a.w.strip_bytes);
-                lr_ahead_step(*lr_form_of(LR_Q4_K), &c);
+        for (int with = 0; with < 2; with++)
+            for (int place = 0; place < 2; place++) {
+                a.w.then = with ? &b.w : NULL;
+                a.w.then_strip = 2;
+                a.w.then_end = 5;
+                check_ahead(&a, s0, 7, place);
             }
-            assert_false(c.own);
-            const int over = first > (7 - s0) * 32 ? first - (7 - s0) * 32 : 0; /* begins beyond its own strips */
-            for (int n = over; with && n < 3 * 3; n++) {
-                assert_int_equal(c.s, 2 + n / 3);
-                assert_int_equal(c.b, n % 3);
-                assert_ptr_equal(c.at.q, (const uint8_t *)b.packed + (size_t)c.s * b.w.strip_bytes);
-                lr_ahead_step(*lr_form_of(LR_Q4_K), &c);
-            }
-            assert_null(c.at.q);
-            lr_ahead_step(*lr_form_of(LR_Q4_K), &c);
-            assert_null(c.at.q);
-        }
     matrix_free(&a);
     matrix_free(&b);
 }
