@@ -372,7 +372,8 @@ end
 ---   model, models = { name = model }: what it sees as llm.model, llm.NAME; args: its ...; globals, modules = { name =
 ---     text }: plain data, and what it may require
 ---   memory (64 MiB), seconds (of processor time for its code and what that calls, but steps of the engine; 10),
----     timeout (of everything; 120 s), steps (of one pattern match; 10 million), output (bytes printed; 1 MiB), sessions (at once; 64), tokens (drawn in all; 4096)
+---     timeout (of everything; 120 s), steps (of one pattern match; 10 million), output (bytes printed; 1 MiB),
+---     sessions (at once; 64), tokens (drawn in all; 4096)
 ---   salt: a namespace of its own in the prefix cache; on_print(text); name: what its errors call it
 ---@param source string
 ---@param opts? table
