@@ -308,6 +308,7 @@ static int resume_box(lua_State *L)
     int n_args = (int)lua_tointeger(L, 2), n = 0;
     lr_lua_frame f;
     lr_lua_enter(&f, b->co);
+    lr_lua_watch_early(b->co);
     int st = lua_resume(b->co, NULL, n_args, &n);
     lr_lua_leave(&f);
     bool slice = st == LUA_YIELD && lr_lua_take_preempted(b->co);
