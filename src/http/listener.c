@@ -27,6 +27,7 @@
 #define TIMER_MARK (UINT64_MAX - 1)
 
 #define SPARE_FILES 16
+#define FULL_IDLE   2.0 /* seconds */
 
 double lr_http__now(void) { return lr_now(); }
 
@@ -122,13 +123,17 @@ static bool look_for_end(lr_http_conn *c)
     return again;
 }
 
+static double least(double a, double b) { return a < b ? a : b; }
+
+/* Where all connections are taken, those on which nobody asks for anything give way to those that wait to be accepted.
+ */
 static void sweep(lr_http *h)
 {
     double now = lr_http__now();
-    bool soon = false;
+    bool soon = false, full = h->stats.connections >= h->cfg.max_connections;
     for (lr_http_conn *c = h->conns; c; c = c->next) {
         if (c->since == INFINITY) continue;
-        double limit = h->cfg.idle_timeout;
+        double limit = full ? least(h->cfg.idle_timeout, FULL_IDLE) : h->cfg.idle_timeout;
         if (c->at && c->at->phase == LR_HTTP_HEADERS)
             limit = h->cfg.header_timeout;
         else if (c->at && c->at->phase == LR_HTTP_BODY)

@@ -257,6 +257,26 @@ describe("slow and silent clients", function()
     end)
 end)
 
+describe("clients that hold all connections and ask for nothing", function()
+    it("give way to others; those that are served do not", function()
+        local served = false
+        local server <close> = server_of { max_connections = 4, routes = { ["GET /long"] = function(_, res)
+            res:write "x"
+            while not served do llm.sleep(0.01) end
+        end } }
+        local held = {}
+        for i = 1, 3 do held[i] = assert(net.connect(server.host, server.port)) end
+        held[1]:send "GET"
+        assert.equal(200, assert(net.request(held[2], { path = "/echo" })).status)
+        local long = llm.spawn(S.get, server, "/long")
+        S.eventually(function() return server.core:stats().connections == 4 end)
+        assert.equal(200, S.get(server, "/echo").status)
+        served = true
+        assert.equal("x", long:wait().body)
+        for i = 1, 3 do held[i]:close() end
+    end)
+end)
+
 describe("limits", function()
     it("of requests at once give 503 with Retry-After", function()
         local gate = false
