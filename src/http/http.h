@@ -32,7 +32,7 @@ typedef struct lr_http_config {
     size_t max_bodies;     /* bytes of all bodies not yet answered; 256 MiB */
     size_t max_stream;     /* bytes of a stream that wait for its client; 256 KiB */
     double idle_timeout;   /* seconds without a byte either way, between requests too; 75; where all connections are
-                              taken, at most 2 between requests */
+                              taken, at most 1 between requests */
     double header_timeout; /* seconds from a request's first line to the end of its headers; 20 */
     double body_timeout;   /* seconds for a body as a whole; 120 */
 } lr_http_config;

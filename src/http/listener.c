@@ -27,7 +27,7 @@
 #define TIMER_MARK (UINT64_MAX - 1)
 
 #define SPARE_FILES 16
-#define FULL_IDLE   2.0 /* seconds */
+#define FULL_IDLE   1.0 /* seconds */
 
 double lr_http__now(void) { return lr_now(); }
 

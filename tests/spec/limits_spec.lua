@@ -175,7 +175,7 @@ describe("a finalizer", function()
             ran = ran + 1
             while true do end
         end
-        for _, mark in pairs { true, 1, "x", {}, function() end, print } do
+        for _, mark in pairs { true, {}, function() end, print } do
             for _, put in pairs {
                 function(mt) mt.__gc = spin end,
                 function(mt) rawset(mt, "__gc", spin) end,
@@ -183,7 +183,7 @@ describe("a finalizer", function()
             } do
                 local before = ran
                 local mt = { __gc = mark }
-                core.call_limited(0.05, 0, function()
+                core.call_limited(0.03, 0, function()
                     local t = setmetatable({}, mt)
                     assert(mt.__gc == mark and getmetatable(t) == mt)
                     put(mt)
