@@ -48,6 +48,9 @@ void lr_stage_plain(lr_logits *l, lr_scratch *w);
 const float *lr_stage_ahead(lr_scratch *w);
 /* The largest of the row's values. */
 float lr_stage_best(const lr_logits *l, lr_scratch *w);
+/* The first of n values whose mass, with those before it, is at least so many units of base/mass.h: n = none. *sum:
+ * what they come to. */
+int lr_stage_reach(const lr_scratch *w, const float *x, int n, float best, uint64_t least, uint64_t *sum);
 /* By ascending id, with a number from [0, 1). */
 int32_t lr_stage_draw_dense(const lr_logits *l, lr_scratch *w, double u);
 

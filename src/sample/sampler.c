@@ -340,10 +340,9 @@ static int run_chain(lr_sampler *s, lr_logits *l, float *logits, const uint32_t 
 static int32_t draw_candidate(const lr_logits *l, const lr_scratch *w, double u)
 {
     if (l->n_cand == 1) return l->cand_id[0];
-    uint64_t target = lr_mass_target(u, w->k->mass(l->cand, l->n_cand, l->cand[0])), at = 0;
-    int i = 0;
-    while (i + 1 < l->n_cand && (at += lr_mass_units(lr_mass(l->cand[i] - l->cand[0]))) <= target) i++;
-    return l->cand_id[i];
+    uint64_t target = lr_mass_target(u, w->k->mass(l->cand, l->n_cand, l->cand[0])), sum;
+    int i = lr_stage_reach(w, l->cand, l->n_cand, l->cand[0], target + 1, &sum);
+    return l->cand_id[i < l->n_cand ? i : l->n_cand - 1];
 }
 
 /* Tells a stage that learns, which is the last, what was drawn. */

@@ -409,9 +409,10 @@ static void narrow_to_mass(double p, double lse, lr_logits *l, lr_scratch *w)
     double below[A_UNIT * FAR], margin = 4 * LR_GLANCE; /* what masses may be off */
     int count[A_UNIT * FAR];
     float best = lr_stage_best(l, w);
-    for (int d = 3; d <= FAR; d *= 2) {
-        int slices = A_UNIT * d, k = 0, n = at_least(l, w, best - (float)d);
-        double sum = 0;
+    double one = exp((double)best - lse), step = exp(-1.0 / A_UNIT);
+    for (float d = 3; d <= FAR; d *= 1.5f) { /* a row may have ten times as many within twice as far */
+        int slices = (int)(A_UNIT * d), k = 0, n = at_least(l, w, best - d);
+        double sum = 0, edge = one;
         memset(below, 0, (size_t)slices * sizeof *below);
         memset(count, 0, (size_t)slices * sizeof *count);
         for (int i = 0; i < n; i++) {
@@ -420,8 +421,13 @@ static void narrow_to_mass(double p, double lse, lr_logits *l, lr_scratch *w)
             below[slice] += (double)y;
             count[slice]++;
         }
-        for (; k < slices && sum < p + margin; k++)
-            if (count[k]) sum += count[k] * exp((double)best - below[k] / count[k] - lse);
+        for (; k < slices && sum < p + margin; k++, edge *= step) {
+            double in = count[k] ? below[k] / count[k] - (double)k / A_UNIT : 0; /* behind the slice's edge */
+            if (in < 0 || in > 1.0 / A_UNIT)
+                sum += count[k] * one * exp(-below[k] / count[k]);
+            else
+                sum += count[k] * edge * (1 - in * (1 - in * (0.5 - in / 6))); /* e^-in, a little less */
+        }
         if (sum < p + margin) continue;
         lr_stage_narrow(l, w, best - (float)(k < slices ? k + 1 : k) / A_UNIT);
         return;
@@ -429,15 +435,28 @@ static void narrow_to_mass(double p, double lse, lr_logits *l, lr_scratch *w)
     lr_stage_narrow(l, w, -INFINITY);
 }
 
+int lr_stage_reach(const lr_scratch *w, const float *x, int n, float best, uint64_t least, uint64_t *sum)
+{
+    enum { AT_ONCE = 64 };
+    int i = 0;
+    *sum = 0;
+    for (; n - i >= AT_ONCE; i += AT_ONCE) {
+        uint64_t some = w->k->mass(x + i, AT_ONCE, best);
+        if (*sum + some >= least) break;
+        *sum += some;
+    }
+    for (; i < n; i++)
+        if ((*sum += lr_mass_units(lr_mass(x[i] - best))) >= least) break;
+    return i;
+}
+
 /* A whole row, by exact masses. */
 static void top_p_exactly(float p, float best, uint64_t all, lr_logits *l, lr_scratch *w)
 {
-    uint64_t need = lr_mass_share(p, all), sum = 0;
+    uint64_t need = lr_mass_share(p, all), sum;
     if (l->n_cand < 0) narrow_to_mass((double)p, lr_row_log_of_mass(best, all), l, w);
-    for (int i = 0; i < l->n_cand; i++) {
-        sum += lr_mass_units(lr_mass(l->cand[i] - best));
-        if (sum >= need) l->n_cand = i + 1;
-    }
+    int i = lr_stage_reach(w, l->cand, l->n_cand, best, need, &sum);
+    if (i < l->n_cand) l->n_cand = i + 1;
 }
 
 /* Nucleus sampling, arXiv:1904.09751: the fewest best tokens whose probabilities reach p. */
@@ -454,7 +473,7 @@ static void top_p(float p, lr_logits *l, lr_scratch *w)
         top_p_exactly(p, best, w->k->mass(l->cand, l->n_cand, best), l, w);
         return;
     }
-    double off, about = glance(l, w, best, &off), sum = 0;
+    double off, about = glance(l, w, best, &off);
     if (!(about > 0)) {
         top_p_exactly(p, best, exact_mass(l, w, 0, l->n_vocab, best), l, w);
         return;
@@ -462,15 +481,13 @@ static void top_p(float p, lr_logits *l, lr_scratch *w)
     narrow_to_mass((double)p, (double)best + log(about), l, w);
     double least = (double)p * (about - off) * (double)LR_MASS_ONE - 2;
     double most = (double)p * (about + off) * (double)LR_MASS_ONE + 2;
-    for (int i = 0; i < l->n_cand; i++) {
-        sum += (double)lr_mass_units(lr_mass(l->cand[i] - best));
-        if (sum < least) continue;
-        if (sum >= most)
-            l->n_cand = i + 1;
-        else
-            top_p_exactly(p, best, exact_mass(l, w, 0, l->n_vocab, best), l, w);
-        return;
-    }
+    uint64_t sum;
+    int i = lr_stage_reach(w, l->cand, l->n_cand, best, least > 0 ? (uint64_t)ceil(least) : 0, &sum);
+    if (i == l->n_cand) return;
+    if ((double)sum >= most)
+        l->n_cand = i + 1;
+    else
+        top_p_exactly(p, best, exact_mass(l, w, 0, l->n_vocab, best), l, w);
 }
 
 /* min-p, arXiv:2407.01082: tokens at least min_p times as likely as the best. */
