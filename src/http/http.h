@@ -34,7 +34,7 @@ typedef struct lr_http_config {
     double idle_timeout;   /* seconds without a byte either way, between requests too; 75; where all connections are
                               taken, at most 1 between requests */
     double header_timeout; /* seconds from a request's first line to the end of its headers; 20 */
-    double body_timeout;   /* seconds for a body as a whole; 120 */
+    double body_timeout;   /* seconds for a body as a whole; 120; an eighth where max_requests are taken in */
 } lr_http_config;
 
 lr_http_config lr_http_defaults(void);

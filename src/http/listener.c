@@ -125,8 +125,8 @@ static bool look_for_end(lr_http_conn *c)
 
 static double least(double a, double b) { return a < b ? a : b; }
 
-/* Where all connections are taken, those on which nobody asks for anything give way to those that wait to be accepted.
- */
+/* Where all connections are taken, those on which nobody asks for anything give way to those that wait to be accepted;
+ * where all places for requests are, bodies that come slowly do. */
 static void sweep(lr_http *h)
 {
     double now = lr_http__now();
@@ -137,7 +137,7 @@ static void sweep(lr_http *h)
         if (c->at && c->at->phase == LR_HTTP_HEADERS)
             limit = h->cfg.header_timeout;
         else if (c->at && c->at->phase == LR_HTTP_BODY)
-            limit = h->cfg.body_timeout;
+            limit = h->n_counted < h->cfg.max_requests ? h->cfg.body_timeout : h->cfg.body_timeout / 8;
         else if (c->at)
             continue;
         if (now - c->since > limit)

@@ -294,6 +294,36 @@ static void test_half_requests(void **state)
     lr_http_free(h);
 }
 
+/* Bodies that come slowly while all places for requests are taken. */
+static void test_slow_bodies_give_way(void **state)
+{
+    (void)state;
+    lr_http_config c = lr_http_defaults();
+    c.max_requests = 2;
+    c.body_timeout = 8;
+    lr_http *h = start(c);
+    int fds[2], fd = dial(h);
+    char buf[1024];
+    for (int i = 0; i < 2; i++) {
+        fds[i] = dial(h);
+        say(fds[i], "POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\na");
+    }
+    lr_http_stats s = {0};
+    for (int i = 0; i < 500 && s.pending < 2; i++) {
+        nanosleep(&(struct timespec){0, 10000000}, NULL);
+        lr_http_get_stats(h, &s);
+    }
+    say(fd, "GET / HTTP/1.1\r\nHost: x\r\n\r\n");
+    hear(fd, buf, sizeof buf, NULL);
+    assert_non_null(strstr(buf, "HTTP/1.1 503 "));
+    close(fd);
+    wait_settled(h, 0, 0);
+    lr_http_get_stats(h, &s);
+    assert_int_equal(s.slow, 2);
+    for (int i = 0; i < 2; i++) close(fds[i]);
+    lr_http_free(h);
+}
+
 static void test_unfinished_stream_is_cut(void **state)
 {
     (void)state;
@@ -454,6 +484,7 @@ int main(void)
         cmocka_unit_test(test_back_pressure),
         cmocka_unit_test(test_client_leaves),
         cmocka_unit_test(test_half_requests),
+        cmocka_unit_test(test_slow_bodies_give_way),
         cmocka_unit_test(test_unfinished_stream_is_cut),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_drain),
