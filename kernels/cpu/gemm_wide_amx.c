@@ -77,24 +77,27 @@ INLINE int base_of(const lr_form f) { return by_scale(f) ? 3 : 6; }
 /* Bytes of 16 features to lanes of 32 bits. */
 INLINE __m512i lanes_of(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
 
-/* Asks for a super-block of a strip. */
-INLINE void ask_for(const lr_form f, const lr_strip *st, size_t sb)
+/* Asks for block i of super-block sb of a strip, and for its share of the scales: spread over the blocks, as a thread
+ * has few requests to memory at a time. */
+INLINE void ask_for(const lr_form f, const lr_strip *st, size_t sb, size_t i)
 {
-    const size_t main = (size_t)f.main * 512, extra = (size_t)f.extra * 512, subs = (size_t)(256 / f.sub) * 16;
-    for (size_t i = 0; i < main; i += 64) _mm_prefetch(st->q + sb * main + i, _MM_HINT_T1);
-    for (size_t i = 0; i < extra; i += 64) _mm_prefetch(st->h + sb * extra + i, _MM_HINT_T1);
-    for (size_t i = 0; i < subs; i += 64) _mm_prefetch(st->sc + sb * subs + i, _MM_HINT_T1);
-    for (size_t i = 0; f.min && f.sub == 32 && i < subs; i += 64) _mm_prefetch(st->sm + sb * subs + i, _MM_HINT_T1);
-    _mm_prefetch(st->d + sb * 32, _MM_HINT_T1);
-    if (f.min) _mm_prefetch(st->m + sb * 32, _MM_HINT_T1);
+    const size_t at = 8 * sb + i, subs = (size_t)(32 / f.sub) * 16;
+    for (size_t l = 0; l < (size_t)f.main; l++) _mm_prefetch(st->q + (at * (size_t)f.main + l) * 64, _MM_HINT_T1);
+    for (size_t l = 0; l < (size_t)f.extra; l++) _mm_prefetch(st->h + (at * (size_t)f.extra + l) * 64, _MM_HINT_T1);
+    if (i * subs % 64 == 0) {
+        _mm_prefetch(st->sc + at * subs, _MM_HINT_T1);
+        if (f.min && f.sub == 32) _mm_prefetch(st->sm + at * subs, _MM_HINT_T1);
+    }
+    if (i == 0) _mm_prefetch(st->d + sb * 32, _MM_HINT_T1);
+    if (i == 0 && f.min) _mm_prefetch(st->m + sb * 32, _MM_HINT_T1);
 }
 
 INLINE void unpack_wide(const lr_form f, const lr_strip *st, size_t sb, const lr_strip *ahead, size_t sb_ahead,
                         wide_panel *o)
 {
-    ask_for(f, ahead, sb_ahead);
     for (int i = 0; i < 8; i++) {
         const size_t at = 8 * sb + (size_t)i;
+        ask_for(f, ahead, sb_ahead, (size_t)i);
         __m512i w[8];
         const uint8_t *q = st->q + at * (size_t)f.main * 64, *h = st->h + at * (size_t)f.extra * 64;
         unpack512(f, q, h, w);
