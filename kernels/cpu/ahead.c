@@ -8,8 +8,8 @@ static void over(lr_ahead *a, const lr_gemm_w *w, int s0, int s1)
     a->form = lr_form_of(w->type);
     a->parts = lr_form_parts(a->form, w->k);
     a->blocks = w->k / 32;
-    a->s = a->place ? half : s0;
-    a->s1 = a->place ? s1 : half;
+    a->s = a->place == 1 ? half : s0;
+    a->s1 = a->place == 0 ? half : s1;
     a->b = 0;
     a->at = lr_strip_at(&a->parts, w, a->s);
     if (a->s == a->s1) a->at.q = NULL;
@@ -30,7 +30,7 @@ void lr_ahead_strip(lr_ahead *a)
 
 void lr_ahead_begin(lr_ahead *a, const lr_gemm_w *w, int s0, int s1, int place)
 {
-    int b = LR_AHEAD / (int)lr_form_bytes(*lr_form_of(w->type));
+    int b = (place == LR_AHEAD_ALL ? LR_AHEAD : LR_AHEAD_HALF) / (int)lr_form_bytes(*lr_form_of(w->type));
     a->own = true;
     a->place = place;
     over(a, w, s0, s1);

@@ -1,22 +1,22 @@
 /* ahead.h - asks memory for packed weights before a product of few rows reads them.
  *
- * A thread reads in two places at once, half of the strips that the product was asked for each, as memory then gives
- * more. A cursor of each place runs AHEAD bytes before the block at hand, over its strips, then over its half of those
- * that the caller says come next (lr_gemm_w.then). It asks for all parts of a block, however far apart they lie, into
- * the second-level cache. So nothing is asked for that is not read, and a product begins with what the one before has
- * brought.
+ * One row is read in two places at once, half of the strips that the product was asked for each, as memory then gives
+ * more; more rows in one. A cursor of each place runs some KB before the block at hand, over its strips, then over
+ * those that the caller says come next (lr_gemm_w.then). It asks for all parts of a block, however far apart they lie,
+ * into the second-level cache. So nothing is asked for that is not read, and a product begins with what the one before
+ * has brought.
  */
 #ifndef LR_KERNELS_CPU_AHEAD_H
 #define LR_KERNELS_CPU_AHEAD_H
 #include "cpu/gemm.h"
 
-enum { LR_AHEAD = 4096 }; /* bytes */
+enum { LR_AHEAD = 8192, LR_AHEAD_HALF = 4096 }; /* bytes; of each of two places */
 
 typedef struct lr_ahead {
     lr_strip at;   /* q = NULL: nothing is left to be asked for */
     int b, blocks; /* of that strip */
     int s, s1;     /* strip, end */
-    int place;     /* 0, 1 */
+    int place;     /* 0, 1, or LR_AHEAD_ALL: the only one */
     bool own;      /* still in the strips that were asked for, whose form the caller knows */
     const lr_form *form;
     lr_parts parts;
@@ -26,6 +26,7 @@ typedef struct lr_ahead {
 /* The first strip of the second place. An odd number leaves that one a strip more. */
 static inline int lr_ahead_half(int s0, int s1) { return s0 + (s1 - s0) / 2; }
 
+enum { LR_AHEAD_ALL = -1 };
 /* The cursor of a place of strips s0..s1-1. */
 void lr_ahead_begin(lr_ahead *a, const lr_gemm_w *w, int s0, int s1, int place);
 /* To the next strip; to the strips that come next; to nothing. */

@@ -126,28 +126,28 @@ static const struct {
 #undef X
 };
 
-/* The strips that p says, n of them, all rows. One row takes both at once; more have no registers for that. */
+/* The strips that p says, n of them. One row takes two at once; more have no registers for that. */
 static void few_strips(int type, const places512 *p, int n, const lr_qact *qa, int m, size_t ldy)
 {
-    if (n == 2 && m == 1) {
+    if (n == 2) {
         types[type].pair(p, qa, 0, ldy);
         return;
     }
-    for (int i = 0; i < n; i++)
-        for (int r = 0, nr; r < m; r += nr) {
-            const places512 one = {{p->st[i]}, r ? NULL : p->a + i, {p->y[i] + (size_t)r * ldy}, {p->mask[i]}};
-            nr = m - r == FEW ? FEW : m - r < 4 ? m - r : 4;
-            types[type].few[nr](&one, qa, (size_t)r, ldy);
-        }
+    for (int r = 0, nr; r < m; r += nr) {
+        const places512 one = {{p->st[0]}, r ? NULL : p->a, {p->y[0] + (size_t)r * ldy}, {p->mask[0]}};
+        nr = m - r == FEW ? FEW : m - r < 4 ? m - r : 4;
+        types[type].few[nr](&one, qa, (size_t)r, ldy);
+    }
 }
 
 void lr_gemm_places_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1,
                            strips512 *strips)
 {
     const lr_parts parts = lr_form_parts(lr_form_of(w->type), w->k);
-    const int half = lr_ahead_half(s0, s1);
+    const int half = m == 1 ? lr_ahead_half(s0, s1) : s0;
     lr_ahead a[2];
-    for (int i = 0; i < 2; i++) lr_ahead_begin(&a[i], w, s0, s1, i);
+    if (m == 1) lr_ahead_begin(&a[0], w, s0, s1, 0);
+    lr_ahead_begin(&a[1], w, s0, s1, m == 1 ? 1 : LR_AHEAD_ALL);
     for (int s = s0, t = half; t < s1; s++, t++) {
         const bool two = s < half;
         const int at[2] = {two ? s : t, t};

@@ -194,7 +194,8 @@ typedef struct places512 {
 
 /* Does the n strips that p says, all rows. */
 typedef void strips512(int type, const places512 *p, int n, const lr_qact *qa, int m, size_t ldy);
-/* Calls strips for strips s0..s1-1: two by two, from both halves, and one more if their number is odd. */
+/* Calls strips for strips s0..s1-1. One row: two by two, from both halves, and one more if their number is odd; more
+ * rows: one by one. */
 void lr_gemm_places_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1,
                            strips512 *strips);
 

@@ -6,10 +6,7 @@
  */
 #include "cpu/gemm_wide_avx512.h"
 
-enum {
-    SIDE = 4, /* rows whose products run side by side: a block is unpacked for each so many */
-    TURN = 2, /* super-blocks that a strip has before it is the other place's turn */
-};
+enum { SIDE = 4 }; /* rows whose products run side by side: a block is unpacked for each so many */
 
 /* Whether the sums of low parts of a sub-block fit into 16 bits. */
 INLINE bool low_is_short(const lr_form f)
@@ -96,18 +93,18 @@ INLINE void add_block_wide(const lr_form f, const int nr, const __m512i w[8], co
     }
 }
 
-/* ns strips x nr rows over super-blocks c0..c1-1. Sums pause in y between calls. */
+/* ns strips x nr rows. */
 INLINE void few_wide(const lr_form f, const int ns, const int nr, const places512 *p, const lr_qact *qa, size_t row,
-                     size_t ldy, int c0, int c1)
+                     size_t ldy)
 {
+    const size_t supers = (size_t)qa->k / LR_WIDE;
     const row_bases x = bases_of(qa, row);
     __m512 acc[2][SIDE];
 #pragma GCC unroll 2
     for (int s = 0; s < ns; s++)
 #pragma GCC unroll 4
-        for (int r = 0; r < nr; r++)
-            acc[s][r] = c0 ? _mm512_maskz_loadu_ps(p->mask[s], p->y[s] + (size_t)r * ldy) : _mm512_setzero_ps();
-    for (size_t sb = (size_t)c0; sb < (size_t)c1; sb++) {
+        for (int r = 0; r < nr; r++) acc[s][r] = _mm512_setzero_ps();
+    for (size_t sb = 0; sb < supers; sb++) {
         begin begins[SIDE];
         wide_row rows[SIDE];
         __m512i h[2][SIDE], l[2][SIDE];
@@ -145,12 +142,12 @@ INLINE void few_wide(const lr_form f, const int ns, const int nr, const places51
         for (int r = 0; r < nr; r++) _mm512_mask_storeu_ps(p->y[s] + (size_t)r * ldy, p->mask[s], acc[s][r]);
 }
 
-typedef void few512(const places512 *p, const lr_qact *qa, size_t row, size_t ldy, int c0, int c1);
+typedef void few512(const places512 *p, const lr_qact *qa, size_t row, size_t ldy);
 #define FEW_ROWS(type, ns, nr, ...)                                                                                    \
     static __attribute__((noinline)) void few##ns##x##nr##_##type(const places512 *p, const lr_qact *qa, size_t row,   \
-                                                                  size_t ldy, int c0, int c1)                          \
+                                                                  size_t ldy)                                          \
     {                                                                                                                  \
-        few_wide(LR_FORM(__VA_ARGS__), ns, nr, p, qa, row, ldy, c0, c1);                                               \
+        few_wide(LR_FORM(__VA_ARGS__), ns, nr, p, qa, row, ldy);                                                       \
     }
 #define X(type, ...)                                                                                                   \
     FEW_ROWS(type, 2, 1, __VA_ARGS__)                                                                                  \
@@ -172,20 +169,14 @@ static struct {
 /* As few_strips in gemm_avx512.c. */
 static void few_strips(int type, const places512 *p, int n, const lr_qact *qa, int m, size_t ldy)
 {
-    const int supers = qa->k / LR_WIDE;
-    if (n == 2 && m == 1) {
-        types[type].pair(p, qa, 0, ldy, 0, supers);
+    if (n == 2) {
+        types[type].pair(p, qa, 0, ldy);
         return;
     }
     for (int r = 0, nr; r < m; r += nr) {
+        const places512 one = {{p->st[0]}, r ? NULL : p->a, {p->y[0] + (size_t)r * ldy}, {p->mask[0]}};
         nr = m - r < SIDE ? m - r : SIDE;
-        for (int c = 0, c1; c < supers; c = c1) {
-            c1 = n == 2 && c + TURN < supers ? c + TURN : supers;
-            for (int i = 0; i < n; i++) {
-                const places512 one = {{p->st[i]}, r ? NULL : p->a + i, {p->y[i] + (size_t)r * ldy}, {p->mask[i]}};
-                types[type].few[nr](&one, qa, (size_t)r, ldy, c, c1);
-            }
-        }
+        types[type].few[nr](&one, qa, (size_t)r, ldy);
     }
 }
 

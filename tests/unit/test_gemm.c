@@ -327,14 +327,17 @@ static void test_company(void **state)
     }
 }
 
-/* What is asked for ahead, in each of the two places: the blocks behind the first LR_AHEAD bytes of its half of the
- * strips, each once, then those of its half of what comes next. */
+/* What is asked for ahead, in a place: the blocks behind the first bytes of its strips, each once, then those of its
+ * part of what comes next. */
 static void check_ahead(const matrix *a, int s0, int s1, int place)
 {
     const lr_form f = *lr_form_of(LR_Q4_K);
     const lr_gemm_w *then = a->w.then;
-    const int half = s0 + (s1 - s0) / 2, from = place ? half : s0, own = ((place ? s1 : half) - from) * 32;
-    const int first = LR_AHEAD / (int)lr_form_bytes(f);
+    const bool all = place == LR_AHEAD_ALL;
+    const int half = s0 + (s1 - s0) / 2, from = place == 1 ? half : s0, to = place == 0 ? half : s1;
+    const int half2 = (a->w.then_strip + a->w.then_end) / 2, from2 = place == 1 ? half2 : a->w.then_strip;
+    const int to2 = place == 0 ? half2 : a->w.then_end, own = (to - from) * 32;
+    const int first = (all ? LR_AHEAD : LR_AHEAD_HALF) / (int)lr_form_bytes(f);
     lr_ahead c;
     lr_ahead_begin(&c, &a->w, s0, s1, place);
     for (int n = first; n < own; n++) {
@@ -346,9 +349,9 @@ static void check_ahead(const matrix *a, int s0, int s1, int place)
     }
     assert_false(c.own);
     const int over = first > own ? first - own : 0; /* begins beyond its own strips */
-    const int next = !then ? 0 : place ? a->w.then_end - (a->w.then_strip + a->w.then_end) / 2 : 1, blocks = 3;
-    for (int n = over; n < next * blocks; n++) {
-        assert_int_equal(c.s, (place ? (a->w.then_strip + a->w.then_end) / 2 : a->w.then_strip) + n / blocks);
+    const int blocks = 3;
+    for (int n = over; then && n < (to2 - from2) * blocks; n++) {
+        assert_int_equal(c.s, from2 + n / blocks);
         assert_int_equal(c.b, n % blocks);
         assert_ptr_equal(c.at.q, (const uint8_t *)then->data + (size_t)c.s * then->strip_bytes);
         lr_ahead_step(f, &c);
@@ -364,7 +367,7 @@ static void test_ahead(void **state)
     matrix a = matrix_new(LR_Q4_K, 16 * 7, 1024), b = matrix_new(LR_Q8_0, 16 * 5 - 3, 96);
     for (int s0 = 0; s0 < 7; s0++)
         for (int with = 0; with < 2; with++)
-            for (int place = 0; place < 2; place++) {
+            for (int place = LR_AHEAD_ALL; place < 2; place++) {
                 a.w.then = with ? &b.w : NULL;
                 a.w.then_strip = 2;
                 a.w.then_end = 5;
