@@ -22,6 +22,7 @@ VEC_INLINE void convert_keys(const work *w, const step *s, int i, int n, const k
             vf_store(to + c * VW,
                      in_load(in, k + c * VW * in_bytes(in), in == IN_Q6 ? upper + c * VW : NULL, d, scale[c]));
         }
+        ask_next(k + s->k_next[i]);
     }
 }
 
@@ -33,6 +34,7 @@ VEC_INLINE void convert_values(const work *w, const step *s, int i, int n, const
         for (size_t d = 0; d < (size_t)n; d += VW) {
             vf scale = vf_set1(in >= IN_Q8 ? vec_f16(s->vs[i][j * s->lds + d / LR_KV_GROUP]) : 0);
             vf_store(to + d, in_load(in, v + in_place(in, d) * in_bytes(in), NULL, d, scale));
+            if (d * in_bytes(in) % 64 == 0) ask_next(v + in_place(in, d) * in_bytes(in) + s->v_next[i]);
         }
     }
 }

@@ -18,8 +18,7 @@
 
 enum {
     TILE_BYTES = 1024,
-    ROW_TILES = PANEL / 16, /* tiles of 16 columns side by side */
-    AHEAD_PAIRS = 24        /* pairs up to which the next step is fetched ahead */
+    ROW_TILES = PANEL / 16 /* tiles of 16 columns side by side */
 };
 
 /* Whether a task's products run on tiles: depends on nothing but the model's shape and the type of its KV. */
@@ -45,6 +44,38 @@ static void use_rows(const work *w, int rows)
 
 /* ---- keys and values -> tiles ---- */
 
+/* The lines of the step at base. */
+static void open_ahead(const lr_attn_task *t, const work *w, int base)
+{
+    const size_t n = (size_t)t->head_dim * t->block_size, h = (size_t)t->kv_head;
+    lines *a = w->ahead;
+    int slot;
+    *a = (lines){.bytes = {n * lr_kv_elem(t->k_type), n * lr_kv_elem(t->v_type)}};
+    a->kind = 2;
+    if (t->block_size > LR_ATTN_STEP || LR_ATTN_STEP % t->block_size || base > t->pos) return;
+    for (int i = 0; i < LR_ATTN_STEP && base + i <= t->pos; i += t->block_size) {
+        a->from[0][a->n] = lr_attn_block(t, t->k, base + i, &slot) + h * a->bytes[0];
+        a->from[1][a->n++] = lr_attn_block(t, t->v, base + i, &slot) + h * a->bytes[1];
+    }
+    a->kind = 0;
+    a->some = (int)((a->bytes[0] + a->bytes[1]) * a->n / ((size_t)t->head_dim * 20)) + 1;
+}
+
+/* Asks for n lines. */
+VEC_INLINE void ask_lines(const work *w, int n)
+{
+    lines *a = w->ahead;
+    for (; n > 0 && a->kind < 2; n--) {
+        ask_next(a->from[a->kind][a->i] + a->at);
+        if (++a->i < a->n) continue;
+        a->i = 0;
+        a->at += 64;
+        if (a->at < a->bytes[a->kind]) continue;
+        a->at = 0;
+        a->kind++;
+    }
+}
+
 /* Two rows of 16 numbers, pair by pair, as bfloat16. */
 VEC_INLINE __m512i pairs_of(const char *a, const char *b, const kind in)
 {
@@ -69,6 +100,7 @@ VEC_INLINE void tile_keys(const work *w, const step *s, int i, int n, const kind
         char *to = (char *)w->kt + (d0 / 32 * ROW_TILES + i) * TILE_BYTES;
         for (int d = 0; d < 32; d += 2, k += 2 * ldk, to += 64)
             _mm512_store_si512((void *)to, pairs_of(k, k + ldk, in));
+        ask_lines(w, w->ahead->some / 3);
     }
 }
 
@@ -86,6 +118,7 @@ VEC_INLINE void tile_values(const work *w, const step *s, int i, int n, int a, i
             const char *x = v + (size_t)d * in_bytes(in);
             _mm512_store_si512((void *)to, pairs_of(one ? x : none, two ? x + ldv : none, in));
         }
+        if (j % 8 == 6) ask_lines(w, w->ahead->some / 3);
     }
 }
 
@@ -150,6 +183,7 @@ static void values_to_tiles(const lr_attn_task *t, const work *w, step *s, int d
         LR_TILE_LOAD(x, b + (k * ROW_TILES + (n)) * TILE_BYTES, 64);                                                   \
         _tile_dpbf16ps(n, 4, x);                                                                                       \
         _tile_dpbf16ps(n, 5, x);                                                                                       \
+        ask_lines(w, w->ahead->some);                                                                                  \
     } while (0)
 
 #define OPEN_SUMS(n)                                                                                                   \
@@ -162,8 +196,8 @@ static void values_to_tiles(const lr_attn_task *t, const work *w, step *s, int d
 
 /* sums (rows, 16 * columns), ld bytes apart: += A B over nk tiles of 32, from 0 if fresh. a: rows, lda bytes apart,
  * their second plane lda / 2 bytes behind the first; b: tiles, ROW_TILES apart. */
-VEC_INLINE void product(float *sums, size_t ld, bool fresh, const char *a, size_t lda, const char *b, int nk,
-                        const int columns)
+VEC_INLINE void product(const work *w, float *sums, size_t ld, bool fresh, const char *a, size_t lda, const char *b,
+                        int nk, const int columns)
 {
     OPEN_SUMS(0);
     OPEN_SUMS(1);
@@ -229,7 +263,7 @@ static void scaled_scores(const lr_attn_task *t, const work *w, const step *s, i
         for (int g = 0; g < (d1 - d0) / 32; g++) {
             const char *q = (const char *)w->q + (size_t)i * lda + (size_t)(d0 + g * 32) * 2;
             float *p = w->p + (size_t)i * LR_ATTN_STEP;
-            product(part, ld, true, q, lda, (const char *)w->kt + g * ROW_TILES * TILE_BYTES, 1, 4);
+            product(w, part, ld, true, q, lda, (const char *)w->kt + g * ROW_TILES * TILE_BYTES, 1, 4);
             for (int j = 0; j < nr * LR_ATTN_STEP; j += VW) {
                 const vf scale = vf_load(scales[g] + j % LR_ATTN_STEP), x = vf_load(part + j);
                 vf_store(p + j, d0 + g ? vf_fma(x, scale, vf_load(p + j)) : vf_mul(x, scale));
@@ -250,7 +284,7 @@ static void tile_scores(const lr_attn_task *t, const work *w, const step *s, int
         const char *q = (const char *)w->q + (size_t)i * lda + (size_t)d0 * 2;
         nr = tile_pairs(w->pairs - i);
         use_rows(w, nr);
-        product(w->p + (size_t)i * LR_ATTN_STEP, LR_ATTN_STEP * sizeof(float), d0 == 0, q, lda, (const char *)w->kt,
+        product(w, w->p + (size_t)i * LR_ATTN_STEP, LR_ATTN_STEP * sizeof(float), d0 == 0, q, lda, (const char *)w->kt,
                 (d1 - d0) / 32, 4);
     }
 }
@@ -267,7 +301,7 @@ static void scaled_sums(const work *w, const float *scales, float *sums, int n, 
             split_32(to + j / LR_ATTN_STEP * 256 + j % LR_ATTN_STEP * 2, 128, vf_mul(vf_load(p + j), vf_load(f)),
                      vf_mul(vf_load(p + j + 16), vf_load(f + 16)));
         }
-        product(sums + g * 32, (size_t)w->dp * 4, false, to, 256, (const char *)w->kt + g * 2 * TILE_BYTES, 2, 2);
+        product(w, sums + g * 32, (size_t)w->dp * 4, false, to, 256, (const char *)w->kt + g * 2 * TILE_BYTES, 2, 2);
     }
 }
 
@@ -283,28 +317,13 @@ static void tile_sums(const work *w, const step *s, float *acc, const float *sca
         if (s->in == IN_Q8)
             scaled_sums(w, scales, sums, n, i, nr);
         else if (n == PANEL)
-            product(sums, ld, false, p, lda, v, 2, 4);
+            product(w, sums, ld, false, p, lda, v, 2, 4);
         else
-            product(sums, ld, false, p, lda, v, 2, 2);
+            product(w, sums, ld, false, p, lda, v, 2, 2);
     }
 }
 
 /* ---- a step ---- */
-
-/* Asks for the keys and values of the step at base. */
-static void fetch_ahead(const lr_attn_task *t, int base)
-{
-    const size_t n = (size_t)t->head_dim * t->block_size, ks = n * lr_kv_elem(t->k_type),
-                 vs = n * lr_kv_elem(t->v_type);
-    int slot;
-    if (t->block_size > LR_ATTN_STEP || LR_ATTN_STEP % t->block_size) return;
-    for (int i = 0; i < LR_ATTN_STEP && base + i <= t->pos; i += t->block_size) {
-        const char *k = lr_attn_block(t, t->k, base + i, &slot) + ks * t->kv_head;
-        const char *v = lr_attn_block(t, t->v, base + i, &slot) + vs * t->kv_head;
-        for (size_t j = 0; j < ks; j += 64) _mm_prefetch(k + j, _MM_HINT_T1);
-        for (size_t j = 0; j < vs; j += 64) _mm_prefetch(v + j, _MM_HINT_T1);
-    }
-}
 
 /* Rows that see nothing of the step. */
 static void no_weights(const work *w, int i0, int i1)
@@ -361,7 +380,7 @@ static void tile_step(const lr_attn_task *t, const work *w, step *s, state *st)
 {
     float scales[PANEL / 32 * LR_ATTN_STEP] __attribute__((aligned(64))) = {0};
     int a, b;
-    if (w->pairs <= AHEAD_PAIRS) fetch_ahead(t, s->base + LR_ATTN_STEP);
+    open_ahead(t, w, s->base + LR_ATTN_STEP);
     for (int d0 = 0; d0 < w->dim; d0 += PANEL) {
         const int d1 = d0 + PANEL < w->dim ? d0 + PANEL : w->dim;
         keys_to_tiles(t, w, s, d0, d1);

@@ -37,11 +37,12 @@ typedef enum kind { IN_F32, IN_F16, IN_BF16, IN_Q8, IN_Q4, IN_Q6 } kind; /* Q4, 
  * tile's values at v[i] + j * ldv (in values). */
 typedef struct step {
     int base, lo, hi, c0, c1;
-    bool even;                         /* all rows see all of it */
-    bool aligned;                      /* tiles lie in one piece each */
-    bool direct;                       /* and are read where they lie */
-    const char *kb[TILES], *vb[TILES]; /* aligned: the tile's block, */
-    size_t slot[TILES];                /* and its first slot there */
+    bool even;                              /* all rows see all of it */
+    bool aligned;                           /* tiles lie in one piece each */
+    bool direct;                            /* and are read where they lie */
+    const char *kb[TILES], *vb[TILES];      /* aligned: the tile's block, */
+    size_t slot[TILES];                     /* and its first slot there */
+    ptrdiff_t k_next[TILES], v_next[TILES]; /* and how far from it that of the step behind this one is, 0: none */
     const char *k[TILES], *v[TILES];
     const uint16_t *ks[TILES],
         *vs[TILES]; /* from IN_Q8 on: scales, of 16 keys (lds apart a group), of a position's groups */
@@ -58,11 +59,20 @@ typedef struct state {
     float *acc; /* (P, dp) sum of weighted values */
 } state;
 
+/* What tiles ask for of the next step, line by line while this one computes. */
+typedef struct lines {
+    const char *from[2][TILES]; /* (n) where a block's keys, and its values, begin */
+    size_t bytes[2], at;        /* of a block's keys, of its values; where to ask now */
+    int n, i, kind,
+        some; /* blocks; the block, and keys or values, to ask for now; lines for one place where is asked */
+} lines;
+
 typedef struct work {
-    int dim, dp;    /* head_dim, and rounded up to 16 */
-    int pairs;      /* P */
-    bool tiles;     /* both products on tiles: attn_tiles.h */
-    bool planes;    /* and weights are left as two planes */
+    int dim, dp; /* head_dim, and rounded up to 16 */
+    int pairs;   /* P */
+    bool tiles;  /* both products on tiles: attn_tiles.h */
+    bool planes; /* and weights are left as two planes */
+    lines *ahead;
     int *rows;      /* tiles are set up for this many rows */
     float cap;      /* softcap in score units, 0 = none */
     float *q;       /* (P, dim) queries times the factor of the scores; tiles: in two planes */
@@ -100,6 +110,10 @@ VEC_INLINE vf in_load(kind in, const char *p, const char *upper, size_t d, vf sc
     }
 }
 
+/* Asks for the line at p, of the step behind the one in hand, which lies anywhere in memory: one for each line that is
+ * read, so that what is read meanwhile does not wait. */
+VEC_INLINE void ask_next(const char *p) { __builtin_prefetch(p, 0, 2); }
+
 /* ---- the two products ---- */
 
 /* Adds the panel's dimensions d0 .. d1-1 to the scores of pairs i0 .. i0+nr-1 (the first panel begins them). */
@@ -110,10 +124,12 @@ VEC_INLINE void scores_block(const work *w, const step *s, int i0, size_t d0, si
         const float *q = w->q + i0 * dim;
         float *p = w->p + (size_t)i0 * LR_ATTN_STEP + g * VW;
         const char *k[VEC_COLS];
+        ptrdiff_t next[VEC_COLS];
         vf acc[VEC_ROWS][VEC_COLS], scale[VEC_COLS];
         UNROLL for (int c = 0; c < VEC_COLS; c++)
         {
             int at = (g + c) * VW;
+            next[c] = s->k_next[at / LR_ATTN_TILE];
             k[c] = s->k[at / LR_ATTN_TILE] + at % LR_ATTN_TILE * elem;
             scale[c] = vf_set1(0);
         }
@@ -137,8 +153,11 @@ VEC_INLINE void scores_block(const work *w, const step *s, int i0, size_t d0, si
             }
             for (; d < end; d++, at += ldk, up += ldk) {
                 vf b[VEC_COLS];
-                UNROLL for (int c = 0; c < VEC_COLS; c++) b[c] =
-                    in_load(in, k[c] + at, in == IN_Q6 ? k[c] + up : NULL, from, scale[c]);
+                UNROLL for (int c = 0; c < VEC_COLS; c++)
+                {
+                    b[c] = in_load(in, k[c] + at, in == IN_Q6 ? k[c] + up : NULL, from, scale[c]);
+                    if (in != IN_F32) ask_next(k[c] + at + next[c]);
+                }
                 UNROLL for (int r = 0; r < nr; r++)
                 {
                     vf a = vf_set1(q[r * dim + d]);
@@ -170,6 +189,7 @@ VEC_INLINE void values_block(const step *s, const float *p, float *acc, size_t d
     for (int t = t0; t <= t1;) {
         int end = t / s->run * s->run + s->run - 1;
         const char *v = s->v[t / LR_ATTN_TILE] + t % LR_ATTN_TILE * ldv;
+        const ptrdiff_t next = s->v_next[t / LR_ATTN_TILE];
         const uint16_t *vs = in >= IN_Q8 ? s->vs[t / LR_ATTN_TILE] + t % LR_ATTN_TILE * s->lds : NULL;
         if (end > t1) end = t1;
         for (; t <= end; t++, v += ldv, vs += in >= IN_Q8 ? s->lds : 0) {
@@ -179,6 +199,7 @@ VEC_INLINE void values_block(const step *s, const float *p, float *acc, size_t d
                 size_t d = col + c * VW;
                 vf scale = vf_set1(in >= IN_Q8 ? vec_f16(vs[d / LR_KV_GROUP]) : 0);
                 b[c] = in_load(in, v + in_place(in, d) * elem, NULL, d, scale);
+                if (in != IN_F32 && c * VW * elem % 64 == 0) ask_next(v + in_place(in, d) * elem + next);
             }
             UNROLL for (int r = 0; r < nr; r++)
             {
@@ -323,6 +344,20 @@ static void softmax(const work *w, state *st, int i0, int i1, int a, int b)
 
 #include "cpu/attn_panels.h"
 
+/* Tile i's place in the next step begins at position p. */
+static void find_next(const lr_attn_task *t, step *s, int i, int p)
+{
+    int slot = (int)s->slot[i];
+    const char *k = s->kb[i], *v = s->vb[i];
+    if (p <= t->pos) {
+        k = lr_attn_block(t, t->k, p, &slot);
+        v = lr_attn_block(t, t->v, p, &slot);
+    }
+    const ptrdiff_t slots = slot - (ptrdiff_t)s->slot[i];
+    s->k_next[i] = k - s->kb[i] + slots * (ptrdiff_t)lr_kv_elem(t->k_type);
+    s->v_next[i] = v - s->vb[i] + slots * (ptrdiff_t)(lr_kv_place(t->v_type, t->head_dim) * lr_kv_elem(t->v_type));
+}
+
 /* Who sees what of the step at base, and where its tiles lie. */
 static void open_step(const lr_attn_task *t, const work *w, int base, step *s)
 {
@@ -345,6 +380,7 @@ static void open_step(const lr_attn_task *t, const work *w, int base, step *s)
         s->kb[i] = lr_attn_block(t, t->k, base + tile * LR_ATTN_TILE, &slot);
         s->vb[i] = lr_attn_block(t, t->v, base + tile * LR_ATTN_TILE, &slot);
         s->slot[i] = (size_t)slot;
+        find_next(t, s, i, base + LR_ATTN_STEP + tile * LR_ATTN_TILE);
     }
 }
 
@@ -577,7 +613,9 @@ static void attn_gang(const lr_attn_gang *g, void *scratch)
 {
     work w;
     int first, last, rows = 0;
+    lines ahead;
     w.rows = &rows;
+    w.ahead = &ahead;
     open_work(g, scratch, &w);
     lr_attn_gang_chunks(g, &first, &last);
     run_chunk(g, first, &w, &w.sum); /* of no chunk at all: a state that gives zeros */
@@ -600,7 +638,9 @@ static void attn_gang_part(const lr_attn_gang *g, int chunk, float *const *parts
 {
     work w;
     int rows = 0;
+    lines ahead;
     w.rows = &rows;
+    w.ahead = &ahead;
     open_work(g, scratch, &w);
     run_chunk(g, chunk, &w, &w.one);
     close_work(&w);
