@@ -11,6 +11,7 @@ local json = require "llmrun.json"
 local f <close> = assert(io.open((arg[0]:gsub("%.lua$", ".json")), "rb"))
 local config = assert(json.decode(f:read "a"))
 local model <close> = llm.load(arg[1], { threads = tonumber(arg[2]), ctx = 4096, max_seqs = 32,
+    compute = "int8", -- rows of 8 bits with a scale for each 32, as the other servers take them
     kv = { type = "bf16" } }) -- attention on tiles where the CPU has AMX
 local runs, first = tonumber(arg[3]), tonumber(arg[4])
 
