@@ -155,8 +155,8 @@ describe("a finalizer", function()
             coroutine.wrap(function() while true do end end),
             function() coroutine.wrap(function() while true do end end)() end,
         } do
-            core.call_limited(0.1, 0, collected, { __gc = function(x) ran = ran + 1; fn(x) end })
-            core.call_limited(0.1, 0, collected, { __gc = fn })
+            core.call_limited(0.3, 0, collected, { __gc = function(x) ran = ran + 1; fn(x) end })
+            core.call_limited(0.3, 0, collected, { __gc = fn })
         end
         assert.is_true(ran >= 4)
         assert.is_true(os.clock() - began < 20 * slow, "it was not stopped in time")
