@@ -52,7 +52,7 @@ static void open_ahead(const lr_attn_task *t, const work *w, int base)
     int slot;
     *a = (lines){.bytes = {n * lr_kv_elem(t->k_type), n * lr_kv_elem(t->v_type)}};
     a->kind = 2;
-    if (t->block_size > LR_ATTN_STEP || LR_ATTN_STEP % t->block_size || base > t->pos) return;
+    if (t->block_size % LR_ATTN_TILE || LR_ATTN_STEP % t->block_size || base > t->pos) return;
     for (int i = 0; i < LR_ATTN_STEP && base + i <= t->pos; i += t->block_size) {
         a->from[0][a->n] = lr_attn_block(t, t->k, base + i, &slot) + h * a->bytes[0];
         a->from[1][a->n++] = lr_attn_block(t, t->v, base + i, &slot) + h * a->bytes[1];
