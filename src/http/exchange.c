@@ -103,7 +103,7 @@ static bool is_token(const char *s, size_t n)
 {
     for (size_t i = 0; i < n; i++) {
         int c = s[i] | 32;
-        if (!(c >= 'a' && c <= 'z') && !memchr("0123456789!#$%&'*+-.^_`|~", s[i], 25)) return false;
+        if (!(c >= 'a' && c <= 'z') && !(s[i] && strchr("0123456789!#$%&'*+-.^_`|~", s[i]))) return false;
     }
     return n > 0;
 }
