@@ -42,7 +42,7 @@ typedef struct step {
     bool direct;                            /* and are read where they lie */
     const char *kb[TILES], *vb[TILES];      /* aligned: the tile's block, */
     size_t slot[TILES];                     /* and its first slot there */
-    ptrdiff_t k_next[TILES], v_next[TILES]; /* and how far from it that of the step behind this one is, 0: none */
+    ptrdiff_t k_next[TILES], v_next[TILES]; /* not for tiles: how far from it that of the next step is, 0: none */
     const char *k[TILES], *v[TILES];
     const uint16_t *ks[TILES],
         *vs[TILES]; /* from IN_Q8 on: scales, of 16 keys (lds apart a group), of a position's groups */
@@ -380,7 +380,7 @@ static void open_step(const lr_attn_task *t, const work *w, int base, step *s)
         s->kb[i] = lr_attn_block(t, t->k, base + tile * LR_ATTN_TILE, &slot);
         s->vb[i] = lr_attn_block(t, t->v, base + tile * LR_ATTN_TILE, &slot);
         s->slot[i] = (size_t)slot;
-        find_next(t, s, i, base + LR_ATTN_STEP + tile * LR_ATTN_TILE);
+        if (!w->tiles) find_next(t, s, i, base + LR_ATTN_STEP + tile * LR_ATTN_TILE);
     }
 }
 

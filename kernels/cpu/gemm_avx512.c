@@ -90,7 +90,6 @@ INLINE void few(const lr_form f, const bool fine, const int ns, const int nr, co
 }
 
 /* One function a type and number of strips and rows. */
-typedef void few512(const places512 *p, const lr_qact *qa, size_t row, size_t ldy);
 #define FEW_ROWS(type, ns, nr, ...)                                                                                    \
     static __attribute__((noinline)) void few##ns##x##nr##_##type(const places512 *p, const lr_qact *qa, size_t row,   \
                                                                   size_t ldy)                                          \
@@ -115,33 +114,29 @@ LR_FORM_LIST(X)
 #undef X
 
 static const struct {
-    few512 *pair, *few[FEW + 1];
+    fews512 few;
     void (*unpack)(const lr_strip *st, size_t b0, int nb, panel *o);
 } types[LR_DTYPE_MAX] = {
 #define X(type, ...)                                                                                                   \
-    [LR_##type] = {few2x1_##type,                                                                                      \
-                   {[1] = few1x1_##type, few1x2_##type, few1x3_##type, few1x4_##type, [8] = few1x8_##type},            \
-                   unpack_##type},
+    [LR_##type] = {                                                                                                    \
+        {few2x1_##type, {[1] = few1x1_##type, few1x2_##type, few1x3_##type, few1x4_##type, [8] = few1x8_##type}},      \
+        unpack_##type},
     LR_FORM_LIST(X)
 #undef X
 };
 
-/* The strips that p says, n of them. One row takes two at once; more have no registers for that. */
-static void few_strips(int type, const places512 *p, int n, const lr_qact *qa, int m, size_t ldy)
+/* All rows of one strip. */
+static void strip_rows(const fews512 *by, const places512 *p, const lr_qact *qa, int m, size_t ldy)
 {
-    if (n == 2) {
-        types[type].pair(p, qa, 0, ldy);
-        return;
-    }
     for (int r = 0, nr; r < m; r += nr) {
         const places512 one = {{p->st[0]}, r ? NULL : p->a, {p->y[0] + (size_t)r * ldy}, {p->mask[0]}};
-        nr = m - r == FEW ? FEW : m - r < 4 ? m - r : 4;
-        types[type].few[nr](&one, qa, (size_t)r, ldy);
+        nr = m - r <= FEW && by->few[m - r] ? m - r : SIDE;
+        by->few[nr](&one, qa, (size_t)r, ldy);
     }
 }
 
 void lr_gemm_places_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1,
-                           strips512 *strips)
+                           const fews512 *by)
 {
     const lr_parts parts = lr_form_parts(lr_form_of(w->type), w->k);
     const int half = m == 1 ? lr_ahead_half(s0, s1) : s0;
@@ -157,13 +152,16 @@ void lr_gemm_places_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *
             p.y[i] = y + 16 * (size_t)at[i];
             p.mask[i] = strip_mask(w, at[i]);
         }
-        strips(w->type, &p, two ? 2 : 1, qa, m, ldy);
+        if (two)
+            by->pair(&p, qa, 0, ldy);
+        else
+            strip_rows(by, &p, qa, m, ldy);
     }
 }
 
 void lr_gemm_few_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
 {
-    lr_gemm_places_avx512(w, qa, m, y, ldy, s0, s1, few_strips);
+    lr_gemm_places_avx512(w, qa, m, y, ldy, s0, s1, &types[w->type].few);
 }
 
 static void product_many(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)

@@ -192,12 +192,16 @@ typedef struct places512 {
     __mmask16 mask[2];
 } places512;
 
-/* Does the n strips that p says, all rows. */
-typedef void strips512(int type, const places512 *p, int n, const lr_qact *qa, int m, size_t ldy);
-/* Calls strips for strips s0..s1-1. One row: two by two, from both halves, and one more if their number is odd; more
- * rows: one by one. */
+/* A type's products of rows from row on: two strips and one row; one strip and as many rows as the index says, 1 to 4
+ * and perhaps more (else NULL). */
+typedef void few512(const places512 *p, const lr_qact *qa, size_t row, size_t ldy);
+typedef struct fews512 {
+    few512 *pair, *few[FEW + 1];
+} fews512;
+/* Strips s0..s1-1, m rows. One row: two strips at a time, from both halves, and one more if their number is odd; more
+ * rows, which have no registers for that: one by one. */
 void lr_gemm_places_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1,
-                           strips512 *strips);
+                           const fews512 *by);
 
 const char *lr_way_avx512(const lr_gemm_w *w, const lr_qact *qa, int m);
 /* At most FEW rows of packed weights. */

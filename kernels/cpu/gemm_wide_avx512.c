@@ -142,7 +142,6 @@ INLINE void few_wide(const lr_form f, const int ns, const int nr, const places51
         for (int r = 0; r < nr; r++) _mm512_mask_storeu_ps(p->y[s] + (size_t)r * ldy, p->mask[s], acc[s][r]);
 }
 
-typedef void few512(const places512 *p, const lr_qact *qa, size_t row, size_t ldy);
 #define FEW_ROWS(type, ns, nr, ...)                                                                                    \
     static __attribute__((noinline)) void few##ns##x##nr##_##type(const places512 *p, const lr_qact *qa, size_t row,   \
                                                                   size_t ldy)                                          \
@@ -158,29 +157,13 @@ typedef void few512(const places512 *p, const lr_qact *qa, size_t row, size_t ld
 LR_SUPER_LIST(X)
 #undef X
 
-static struct {
-    few512 *pair, *few[SIDE + 1];
-} const types[LR_DTYPE_MAX] = {
+static const fews512 types[LR_DTYPE_MAX] = {
 #define X(type, ...) [LR_##type] = {few2x1_##type, {[1] = few1x1_##type, few1x2_##type, few1x3_##type, few1x4_##type}},
     LR_SUPER_LIST(X)
 #undef X
 };
 
-/* As few_strips in gemm_avx512.c. */
-static void few_strips(int type, const places512 *p, int n, const lr_qact *qa, int m, size_t ldy)
-{
-    if (n == 2) {
-        types[type].pair(p, qa, 0, ldy);
-        return;
-    }
-    for (int r = 0, nr; r < m; r += nr) {
-        const places512 one = {{p->st[0]}, r ? NULL : p->a, {p->y[0] + (size_t)r * ldy}, {p->mask[0]}};
-        nr = m - r < SIDE ? m - r : SIDE;
-        types[type].few[nr](&one, qa, (size_t)r, ldy);
-    }
-}
-
 void lr_gemm_few_wide_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
 {
-    lr_gemm_places_avx512(w, qa, m, y, ldy, s0, s1, few_strips);
+    lr_gemm_places_avx512(w, qa, m, y, ldy, s0, s1, &types[w->type]);
 }

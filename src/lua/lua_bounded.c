@@ -249,12 +249,7 @@ void lr_lua_hide_finalizer(lua_State *L, const char *name)
 
 static void open_finalizers(lua_State *L)
 {
-    lua_newtable(L);
-    lua_createtable(L, 0, 1);
-    lua_pushliteral(L, "k");
-    lua_setfield(L, -2, "__mode");
-    lua_setmetatable(L, -2);
-    lua_rawsetp(L, LUA_REGISTRYINDEX, &guards);
+    lr_lua_weak_table(L, &guards, "k");
     lua_createtable(L, 0, 1);
     lua_pushcfunction(L, finalize);
     lua_setfield(L, -2, "__gc");

@@ -111,6 +111,8 @@ void lr_lua_hold_time(bool on);
 int lr_lua_close_coroutine(lua_State *L);
 /* The thread runs a finalizer (lua_bounded.c). */
 bool lr_lua_is_finalizer(const lua_State *L);
+/* A new table with weak keys ("k") or values ("v") under key in the registry. */
+void lr_lua_weak_table(lua_State *L, const void *key, const char *mode);
 /* The metatable of a class of C's, under this name in the registry, can't be given another finalizer. */
 void lr_lua_hide_finalizer(lua_State *L, const char *name);
 

@@ -367,11 +367,6 @@ void lr_lua_settle_policy(lua_State *L, int idx)
 
 void lr_lua_open_policy(lua_State *L)
 {
-    lua_newtable(L);
-    lua_createtable(L, 0, 1);
-    lua_pushliteral(L, "v");
-    lua_setfield(L, -2, "__mode");
-    lua_setmetatable(L, -2);
-    lua_rawsetp(L, LUA_REGISTRYINDEX, &envs_key);
+    lr_lua_weak_table(L, &envs_key, "v");
     lr_policy_open_views(L);
 }

@@ -36,16 +36,6 @@ static const char tag_ids, tag_tables; /* registry: table -> id, weak keys; id -
 
 static void push_map(lua_State *L, const void *key) { lua_rawgetp(L, LUA_REGISTRYINDEX, key); }
 
-static void make_map(lua_State *L, const void *key, const char *mode)
-{
-    lua_newtable(L);
-    lua_createtable(L, 0, 1);
-    lua_pushstring(L, mode);
-    lua_setfield(L, -2, "__mode");
-    lua_setmetatable(L, -2);
-    lua_rawsetp(L, LUA_REGISTRYINDEX, key);
-}
-
 static uint64_t table_tag(lua_State *L, int idx)
 {
     static lua_Integer last;
@@ -707,8 +697,8 @@ void lr_policy_open_views(lua_State *L)
     static const luaL_Reg step_methods[] = {
         {"run", step_run},       {"preempt", step_preempt}, {"fits", step_fits}, {"default", step_default},
         {"blocks", step_blocks}, {"sorted", step_sorted},   {NULL, NULL}};
-    make_map(L, &tag_ids, "k");
-    make_map(L, &tag_tables, "v");
+    lr_lua_weak_table(L, &tag_ids, "k");
+    lr_lua_weak_table(L, &tag_tables, "v");
     lua_newtable(L);
     for (size_t i = 0; i < sizeof leaf_fields / sizeof *leaf_fields; i++)
         set_member(L, leaf_fields[i].name, leaf_fields[i].field);

@@ -45,6 +45,16 @@ int lr_lua_fail(lua_State *L, const lr_error *err)
 
 int lr_lua_raise(lua_State *L, const lr_error *err) { return luaL_error(L, "%s", err->text); }
 
+void lr_lua_weak_table(lua_State *L, const void *key, const char *mode)
+{
+    lua_newtable(L);
+    lua_createtable(L, 0, 1);
+    lua_pushstring(L, mode);
+    lua_setfield(L, -2, "__mode");
+    lua_setmetatable(L, -2);
+    lua_rawsetp(L, LUA_REGISTRYINDEX, key);
+}
+
 void lr_lua_class(lua_State *L, const char *name, const luaL_Reg *methods, lua_CFunction close)
 {
     luaL_newmetatable(L, name);

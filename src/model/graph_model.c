@@ -9,16 +9,6 @@ static void model_free(lr_model *m)
     lr_graph_free((lr_graph *)m);
 }
 
-/* A spec for this model's layers. */
-static lr_kv_spec spec_of(const lr_graph *g, const lr_kv_spec *spec)
-{
-    lr_kv_spec s = *spec;
-    s.n_layers = g->base.n_kv_layers;
-    s.layers = g->base.kv_layers;
-    s.first_layer = g->share.first_layer;
-    return s;
-}
-
 static int model_start(lr_model *m, const lr_kv_spec *spec, int max_rows, int max_out, lr_error *err)
 {
     lr_graph *g = (lr_graph *)m;
@@ -27,7 +17,7 @@ static int model_start(lr_model *m, const lr_kv_spec *spec, int max_rows, int ma
     if (g->kv) ops->kv_free(g->be, g->kv);
     g->plan = NULL;
     g->kv = NULL;
-    lr_kv_spec s = spec_of(g, spec);
+    lr_kv_spec s = lr_model_kv_spec(&g->base, spec, g->share.first_layer);
     int rc = ops->kv_new(g->be, &s, &g->kv, err);
     if (rc) return rc;
     g->max_rows = max_rows;
@@ -91,7 +81,7 @@ static size_t model_room(lr_model *m, const lr_kv_spec *spec, int max_rows, int 
     const lr_backend_ops *ops = g->be->ops;
     size_t room = ops->room ? ops->room(g->be) : 0, work = 0;
     if (room && spec && ops->work) {
-        lr_kv_spec s = spec_of(g, spec);
+        lr_kv_spec s = lr_model_kv_spec(&g->base, spec, g->share.first_layer);
         lr_program p = lr_graph__program(g);
         work = ops->work(g->be, &p, &s, max_rows, max_out);
     }

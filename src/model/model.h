@@ -57,6 +57,17 @@ struct lr_model {
     char name[128];
 };
 
+/* A spec for the layers of this model, the first of which is number first_layer of those that are shared among ranks.
+ */
+static inline lr_kv_spec lr_model_kv_spec(const lr_model *m, const lr_kv_spec *spec, int first_layer)
+{
+    lr_kv_spec s = *spec;
+    s.n_layers = m->n_kv_layers;
+    s.layers = m->kv_layers;
+    s.first_layer = first_layer;
+    return s;
+}
+
 static inline void lr_model_free(lr_model *m)
 {
     if (m) m->ops->free(m);

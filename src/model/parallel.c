@@ -222,11 +222,8 @@ static int model_start(lr_model *m, const lr_kv_spec *s, int max_rows, int max_o
 
 static double pool_bytes(const lr_kv_spec *spec, const lr_model *m, int first_layer)
 {
-    lr_kv_spec s = *spec;
+    const lr_kv_spec s = lr_model_kv_spec(m, spec, first_layer);
     double n = 0;
-    s.n_layers = m->n_kv_layers;
-    s.layers = m->kv_layers;
-    s.first_layer = first_layer;
     for (int g = 0; g < m->n_groups; g++) n += (double)s.n_blocks[g] * (double)lr_kv_spec_block_bytes(&s, g);
     return n;
 }

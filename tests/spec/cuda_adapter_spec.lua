@@ -2,6 +2,7 @@
 -- back and refused.
 local gguf = require "llmrun.testing.gguf"
 local emulated = dofile "tests/spec/cuda_support.lua"
+local shell = dofile "tests/spec/shell_support.lua"
 
 -- Six sequences, with one of two adapters or none; prompts of few rows and of many.
 local RUN = [[
@@ -92,9 +93,8 @@ describe("adapters on the CUDA backend, emulated", function()
         pending "is not built here: no C++ compiler"
         return
     end
-    local folder = os.tmpname()
-    os.remove(folder)
-    local function path(name) return folder .. "/" .. name end
+    local folder
+    local function path(name) return folder:at(name) end
 
     -- rank: of all products that are named
     local function adapter(name, rank, products)
@@ -111,7 +111,7 @@ describe("adapters on the CUDA backend, emulated", function()
     end
 
     setup(function()
-        assert(os.execute(("mkdir -p '%s'"):format(folder)))
+        folder = shell.folder()
         gguf.tiny(path "tiny")
         adapter("one", 4, {
             { "blk.0.attn_q", 64, 64 }, { "blk.0.attn_k", 64, 32 }, { "blk.0.attn_v", 64, 32 }, { "blk.0.attn_output", 64, 64 },
@@ -119,7 +119,7 @@ describe("adapters on the CUDA backend, emulated", function()
         })
         adapter("two", 17, { { "blk.0.ffn_up", 64, 96 }, { "blk.1.attn_v", 64, 32 }, { "blk.1.ffn_down", 96, 64 } })
     end)
-    teardown(function() os.execute(("rm -r '%s'"):format(folder)) end)
+    teardown(function() folder:remove() end)
 
     local function run(device, compute, how)
         return emulated.run_text({}, RUN, path "tiny", path "one", path "two", device, compute, how)

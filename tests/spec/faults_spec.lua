@@ -11,15 +11,9 @@ local S = dofile "tests/spec/serve_support.lua"
 local sanitized = os.getenv "LLMRUN_TEST_SANITIZE"
 local folder
 
-local function put(name, text)
-    local f <close> = assert(io.open(folder:at(name), "wb"))
-    f:write(text)
-end
+local function put(name, text) folder:put(name, text) end
 
-local function get(name)
-    local f <close> = assert(io.open(folder:at(name), "rb"))
-    return f:read "a"
-end
+local function get(name) return assert(folder:get(name)) end
 
 local function names()
     local list = core.list(folder.path)

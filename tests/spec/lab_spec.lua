@@ -9,15 +9,9 @@ local folder
 setup(function() folder = shell.folder() end)
 teardown(function() folder:remove() end)
 
-local function read(name)
-    local f <close> = assert(io.open(folder:at(name), "rb"))
-    return f:read("a")
-end
+local function read(name) return assert(folder:get(name)) end
 
-local function write(name, text)
-    local f <close> = assert(io.open(folder:at(name), "wb"))
-    assert(f:write(text))
-end
+local function write(name, text) folder:put(name, text) end
 
 local RUN = " --trace poisson:rate=5,requests=5 --profile h100-8b "
 

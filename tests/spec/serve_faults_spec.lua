@@ -10,15 +10,9 @@ local folder
 setup(function() folder = shell.folder() end)
 teardown(function() folder:remove() end)
 
-local function put(name, text)
-    local f <close> = assert(io.open(folder:at(name), "wb"))
-    f:write(text)
-end
+local function put(name, text) folder:put(name, text) end
 
-local function get(name)
-    local f <close> = io.open(folder:at(name), "rb")
-    return f and f:read "a"
-end
+local function get(name) return (folder:get(name)) end
 
 --- Starts a program of ours in the folder; after: what its shell line ends with, before: what it begins with. Its
 --- process id once it is ready.
