@@ -46,7 +46,13 @@ Attach.__index = Attach
 --- What is in charge of a model's engine, to come back to it.
 local function in_charge(model) return { status = model.policy_status, watch = model.policy_watch } end
 
-local function name_of(charge) return charge.status and charge.status.name or "default" end
+-- A watch has what it has read last.
+local function status_of(charge) return charge.watch and charge.watch.status or charge.status end
+
+local function name_of(charge)
+    local status = status_of(charge)
+    return status and status.name or "default"
+end
 
 local function back_to(model, charge)
     if charge.watch then
@@ -103,9 +109,7 @@ end, "N|NAME" }
 
 commands.policy = { "who decides", function(self)
     local m = only(self)
-    local status, lines = m.policy_status, {}
-    local watch = m.policy_watch
-    if watch then status = watch.status end
+    local status, watch, lines = status_of(in_charge(m)), m.policy_watch, {}
     lines[1] = (status and status.name or "default (the built-in rule)") .. (watch and ", read again when "
         .. watch.path .. " changes" or "")
     if status and status.last_error then lines[2] = "last failure: " .. status.last_error end

@@ -4,6 +4,7 @@ local console = require "llmrun.console"
 local core = require "llmrun.core"
 local llm = require "llmrun"
 local net = require "llmrun.net"
+local testing = require "llmrun.testing"
 
 local hf = dofile "tests/spec/hf_support.lua"
 local P = dofile "tests/spec/program_support.lua"
@@ -293,6 +294,16 @@ describe("policies in a running engine", function()
         assert.equal("mine decides again", answer "back")
         assert.matches("mine, read again when", answer "policy", 1, true)
         assert.is_false((select(2, c:ask "back")))
+        hf.write(path, [[return { name = "mine, once more", evict = function() return 0 end }]])
+        local lines = testing.logged(function()
+            for _ = 1, 400 do
+                if answer("policy"):find "once more" then break end
+                llm.sleep(0.05)
+            end
+        end)
+        assert.matches("policy 'mine, once more' is read again", lines[1], 1, true)
+        assert.equal("fair decides, instead of mine, once more; back undoes it", answer "switch fair")
+        assert.equal("mine, once more decides again", answer "back")
         answer "try fcfs"
         answer "try off"
         for _, t in ipairs(tasks) do assert.equal(200, #t:wait().tokens) end

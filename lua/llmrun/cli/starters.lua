@@ -51,7 +51,7 @@ end)
 }
 
 starters.policy = {
-    run = "llmrun serve --policy @NAME.lua --watch",
+    run = "llmrun serve --policy @NAME.lua",
     { "NAME.lua", [[
 --- A scheduling policy: the shortest prompt goes first, but nobody waits for ever.
 --- Hooks and what they see: lua/README.md, "Policies", and policy.lua.

@@ -1,0 +1,86 @@
+-- Commands that help texts, starters, scripts and READMEs show: they have flags and files that there are.
+local args = require "llmrun.cli.args"
+local core = require "llmrun.core"
+
+local function read(path)
+    local f <close> = assert(io.open(path))
+    return f:read "a"
+end
+
+local function output(command)
+    local p <close> = assert(io.popen(command))
+    return p:read "a"
+end
+
+-- The words of a shell command, up to where another one begins or a remark.
+local function words(line)
+    local list, i = {}, 1
+    while true do
+        i = line:find("%S", i)
+        if not i or line:find("^[#|;&]", i) then return list end
+        local word = ""
+        while i <= #line and not line:find("^[%s;]", i) do
+            local text, last = line:match([[^"([^"]*)"()]], i)
+            if not text then text, last = line:match("^'([^']*)'()", i) end
+            if not text then text, last = line:match("^(.)()", i) end
+            word, i = word .. text, last
+        end
+        list[#list + 1] = word
+    end
+end
+
+local commands = {}
+for _, name in ipairs(require "llmrun.cli.commands") do commands[name] = require("llmrun.cli." .. name) end
+
+-- What is wrong with a line that calls a command of llmrun, or nil. Prose may follow one in a README.
+local function wrong(line, prose)
+    for at in line:gmatch "%f[%w]llmrun ()%l+%f[^%w]" do
+        local argv = words(line:sub(at))
+        local cmd = commands[argv[1]]
+        if cmd and not cmd.raw then
+            local _, err = args.parse(cmd, argv[1], table.move(argv, 2, #argv, 1, {}))
+            local placeholder = prose and err and (err:find "^unexpected" or err:find "needs a value" or err:find "got '[%u|]+'$" or err:find "got '[%l|]+|")
+            if err and not placeholder then return err end
+        end
+    end
+    for path in line:gmatch "%f[%w]examples/[%w_/]+[%w_/.]*%w" do
+        if not path:find "%u" and not core.stat(path) then return "no " .. path end
+    end
+end
+
+local function check(text, where, prose)
+    for line in text:gsub("\\\n%s*", ""):gmatch "[^\n]+" do
+        local err = wrong(prose and line:gsub("(%S)   .*", "%1"):gsub("`", " ; ") or line, prose)
+        assert.is_nil(err, err and ("%s: %s: %s"):format(where, line, err))
+    end
+end
+
+describe("commands that are shown", function()
+    it("are seen", function()
+        assert.equal("unknown flag --bogus", wrong "llmrun serve --bogus 3")
+        assert.equal("unexpected argument 'b c'", wrong [[build/llmrun run -p "a" "b c" | cat]])
+        assert.equal("no examples/none.lua", wrong "scripts/quickstart examples/none.lua")
+        assert.is_nil(wrong [[git diff | llmrun run -p - --temperature 0 && cat x --bogus # --bogus]])
+    end)
+
+    it("are right in help texts", function()
+        for name, cmd in pairs(commands) do check(cmd.examples, name) end
+    end)
+
+    it("are right in starters", function()
+        local starters = require "llmrun.cli.starters"
+        for _, kind in ipairs(starters.kinds) do check(select(2, starters.make(kind, "x")), kind) end
+    end)
+
+    it("are right in the help of scripts", function()
+        for path in output("grep -lsE '^#!.*bash' scripts/*"):gmatch "%S+" do
+            check(output(path .. " --help 2>&1"), path)
+        end
+    end)
+
+    it("are right in READMEs", function()
+        for path in output("ls README.md */README.md */*/README.md"):gmatch "%S+" do
+            check(read(path), path, true)
+        end
+    end)
+end)
