@@ -78,7 +78,8 @@ function M.kept() return n_kept, bytes_kept() end
 local function is_lark(text)
     for line in text:gmatch "[^\n]+" do
         if line:find("^%s*[%w_-]+%s*::=") then return false end
-        if line:find("^%s*[%w_?!]+[%w_.{} ,]*:") or line:find("^%s*%%") then return true end
+        local behind = line:match("^%s*[%w_?!]+()") -- by itself: both at once would try all ways to share the letters
+        if behind and line:find("^[%w_.{} ,]*:", behind) or line:find("^%s*%%") then return true end
     end
     return false
 end

@@ -174,6 +174,19 @@ local function read_json_call(raw)
 end
 
 --- The answer without a block of thoughts before it: calls in there don't count.
+-- Without blanks at both ends. A pattern that does it at once looks at all blanks again from each place.
+local function trim(s)
+    local first = s:find "%S"
+    return first and s:match("^.*%S", first) or ""
+end
+
+-- What stands in an answer that is nothing but a block of JSON, with or without its fence.
+local function unfenced(s)
+    s = trim(s)
+    local inner = s:match "^```json(.*)```$"
+    return inner and trim(inner) or s
+end
+
 local function behind_thoughts(text)
     local _, last = text:find("^.*</think>")
     if last then return text:sub(last + 1), text:sub(1, last) end
@@ -205,7 +218,7 @@ end
 local llama_objects
 
 local function bare_calls(answer, defs)
-    local body = answer:match("^%s*```json%s*(.-)%s*```%s*$") or answer:match("^%s*(.-)%s*$")
+    local body = unfenced(answer)
     local found = defs and body:sub(1, 1) == "{" and llama_objects(body)
     for _, call in ipairs(found or {}) do
         if not defs[call.name] then return nil end
@@ -222,8 +235,8 @@ function formats.hermes.parse(text, defs)
         if not from then break end
         rest[#rest + 1] = answer:sub(at, from - 1)
         local behind = answer:sub(to + 1, to + 1) == "{" and json_end(answer, to + 1)
-        local stop, stop_end = answer:find("%s*</tool_call>", behind or to + 1)
-        local raw = behind and answer:sub(to + 1, behind - 1) or answer:sub(to + 1, (stop or #answer + 1) - 1)
+        local stop, stop_end = answer:find("</tool_call>", behind or to + 1, true)
+        local raw = trim(answer:sub(to + 1, (behind or stop or #answer + 1) - 1))
         calls[#calls + 1] = read_json_call(raw)
         if stop and behind and answer:sub(behind, stop - 1):find("%S") then stop = nil end
         at = stop and stop_end + 1 or behind or #answer + 1
@@ -269,7 +282,8 @@ end
 
 function formats.llama3.parse(text)
     local before, tagged = text:match("^(.-)<|python_tag|>(.*)$")
-    local body = (tagged or text):gsub("<|eo[mt]_id|>", ""):match("^%s*(.-)%s*$")
+    local body = (tagged or text):gsub("<|eo[mt]_id|>", "")
+    body = trim(body)
     local calls, rest = {}, {}
     local at = 1
     while true do
@@ -329,7 +343,8 @@ function formats.mistral.parse(text)
     end
     if body:sub(1, 1) == "[" then return mistral_list(body), before end
     local calls = {}
-    for part in (body .. "[TOOL_CALLS]"):gmatch("%s*(.-)%s*%[TOOL_CALLS%]") do
+    for part in (body .. "[TOOL_CALLS]"):gmatch("(.-)%[TOOL_CALLS%]") do
+        part = trim(part)
         local name, tail = part:match("^([%w_.-]+)(.*)$")
         local id = tail and tail:match("^%[CALL_ID%]([%w]+)")
         local args = tail and (tail:match("%[ARGS%]%s*({.*)$") or tail:match("^%s*({.*)$"))
@@ -388,7 +403,7 @@ function formats.gemma.parse(text, defs)
     end
     rest[#rest + 1] = text:sub(at)
     if #calls > 0 then return calls, table.concat(rest) end
-    local body = text:match("^%s*```json%s*(.-)%s*```%s*$") or text:match("^%s*(.-)%s*$")
+    local body = unfenced(text)
     local found = body:sub(1, 1) == "{" and llama_objects(body)
     if found and #found > 0 then return found, "" end
     if body:find("^%[%s*[%a_][%w_.]*%s*%(") then

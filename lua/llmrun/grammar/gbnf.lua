@@ -9,11 +9,14 @@ local Gbnf = {}
 Gbnf.__index = Gbnf
 
 local ESCAPES = { n = 10, r = 13, t = 9, ["\\"] = 92, ['"'] = 34, ["["] = 91, ["]"] = 93, ["-"] = 45, ["^"] = 94 }
+-- What may begin a space: blanks, # of remarks.
+local BLANK = { [9] = true, [10] = true, [13] = true, [32] = true, [35] = true }
 local HEX = { x = 2, u = 4, U = 8 }
 
 -- Blanks and comments; line ends too if lines is true.
 function Gbnf:space(lines)
     local s = self.s
+    if not BLANK[s.text:byte(s.pos)] then return end
     repeat
         local before = s.pos
         s:take(lines and "^[ \t\r\n]*()" or "^[ \t]*()")
@@ -35,7 +38,7 @@ end
 
 function Gbnf:literal()
     local s, out = self.s, {}
-    while not s:eat '"' do out[#out + 1] = utf8.char(self:char()) end
+    while not s:eat '"' do out[#out + 1] = s:take '^([^"\\\r\n]+)()' or utf8.char(self:char()) end
     return self.b:lit(table.concat(out))
 end
 

@@ -30,12 +30,15 @@ COMMON.SIGNED_FLOAT = "[+-]?(?:" .. COMMON.FLOAT .. ")"
 COMMON.SIGNED_NUMBER = "[+-]?(?:" .. COMMON.NUMBER .. ")"
 
 local ESCAPES = { n = "\n", r = "\r", t = "\t", f = "\f", ["\\"] = "\\", ['"'] = '"', ["'"] = "'", ["/"] = "/" }
+-- What may begin a space: blanks, # and // of remarks.
+local BLANK = { [9] = true, [10] = true, [13] = true, [32] = true, [35] = true, [47] = true }
 local HEX = { x = 2, u = 4, U = 8 }
 local IGNORE_MAX = 32
 
 -- Blanks, comments and line ends. A line end followed by what begins a definition is the caller's to see.
 function Lark:space()
     local s = self.s
+    if not BLANK[s.text:byte(s.pos)] then return end
     repeat
         local before = s.pos
         s:take "^[ \t\r\n]*()"
@@ -55,7 +58,10 @@ function Lark:text()
     while not s:eat '"' do
         local at = s.pos
         if s:peek():find "^[\r\n]" then s:fail("format", "the line ends too early") end
-        if s:eat "\\" then
+        local plain = s:take '^([^"\\\r\n]+)()'
+        if plain then
+            out[#out + 1] = plain
+        elseif s:eat "\\" then
             local e = s:take "^(.)()"
             if HEX[e] then
                 out[#out + 1] = utf8.char(s:hex(HEX[e]))
@@ -161,6 +167,13 @@ function Lark:atom()
     return is_terminal(name) and self:terminal(node) or node
 end
 
+-- Whether the ? here belongs to the next definition.
+function Lark:defines()
+    local s = self.s
+    local behind = s.text:match("^%?[%l_][%w_]*()", s.pos)
+    return behind and s.text:find("^[%.%d]*%s*:", behind) ~= nil
+end
+
 function Lark:repeated(node)
     local s, b = self.s, self.b
     while true do
@@ -168,7 +181,7 @@ function Lark:repeated(node)
             node = b:rep(node, 0, -1)
         elseif s:eat "+" then
             node = b:rep(node, 1, -1)
-        elseif s:peek() == "?" and not s.text:find("^%?[%l_][%w_]*[%.%d]*%s*:", s.pos) then
+        elseif s:peek() == "?" and not self:defines() then
             s.pos = s.pos + 1
             node = b:rep(node, 0, 1)
         elseif s:eat "~" then

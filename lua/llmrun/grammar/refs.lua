@@ -3,6 +3,9 @@
 local json = require "llmrun.json"
 local refuse = require "llmrun.grammar.refuse"
 
+local MAX_URI = 2048      -- bytes of a reference with its base
+local MAX_BYTES = 64 << 20 -- of all places and names, which begin with those of what they are in
+
 local Refs = {}
 Refs.__index = Refs
 
@@ -34,6 +37,7 @@ end
 -- A reference against a base, as RFC 3986 has it but for "." and ".." in the middle.
 local function join(base, ref)
     if ref == "" then return base end
+    if #base + #ref > MAX_URI then refuse.raise("limit", "a reference or $id of more than %d bytes", MAX_URI) end
     if ref:find "^[A-Za-z][A-Za-z0-9+.-]*:" then return ref end
     local scheme = base:match "^[A-Za-z][A-Za-z0-9+.-]*:" or ""
     if ref:find "^//" then return scheme .. ref end
@@ -55,9 +59,14 @@ local function is_schema(v) return type(v) == "boolean" or type(v) == "table" en
 function Refs:walk(schema, base, at, depth)
     if type(schema) ~= "table" or self.base_of[schema] then return end
     if depth > 1000 then refuse.raise("limit", "%s: nested too deeply", at) end
+    self.bytes = self.bytes + #at
+    if self.bytes > MAX_BYTES then
+        refuse.raise("limit", "names of properties and of schemas are too long, or nested too deeply")
+    end
     local id = schema["$id"] or (schema["$ref"] == nil and schema.id)
     if type(id) == "string" and id:sub(1, 1) ~= "#" then
         base = join(base, (split(id)))
+        self.bytes = self.bytes + #base
         self.resource[base] = self.resource[base] or { schema = schema, at = at }
     end
     self.base_of[schema] = base
@@ -65,6 +74,7 @@ function Refs:walk(schema, base, at, depth)
     for _, word in ipairs { "$anchor", "$dynamicAnchor" } do
         local name = schema[word]
         if type(name) == "string" then
+            self.bytes = self.bytes + #base + #name
             self.anchor[base .. "#" .. name] = { schema = schema, at = at }
             if word == "$dynamicAnchor" then self.dynamic[name] = (self.dynamic[name] or 0) + 1 end
         end
@@ -122,13 +132,13 @@ end
 
 --- Whether a $dynamicRef means the same wherever it is reached from.
 function Refs:is_static(ref)
-    local name = type(ref) == "string" and ref:match "#([^/]+)$"
+    local name = type(ref) == "string" and ref:match "^[^#]*#([^/]+)$"
     return not name or (self.dynamic[name] or 0) <= 1
 end
 
 --- The references of a document.
 local function new(root)
-    local r = setmetatable({ resource = {}, anchor = {}, base_of = {}, place_of = {}, dynamic = {} }, Refs)
+    local r = setmetatable({ resource = {}, anchor = {}, base_of = {}, place_of = {}, dynamic = {}, bytes = 0 }, Refs)
     r.resource[""] = { schema = root, at = "#" }
     r:walk(root, "", "#", 0)
     return r

@@ -262,7 +262,9 @@ local function parse_float(s)
         return nil
     end
     s = s:gsub("(%d)_(%d)", "%1%2")
-    if not s:find "^[-+]?%d*%.?%d*[eE]?[-+]?%d*$" or not s:find "%d" then
+    -- part by part: a pattern of all would try each way to share the digits
+    local at = s:match("^[eE]?[-+]?%d*()", s:match("^%.?%d*()", s:match "^[-+]?%d*()"))
+    if at <= #s or not s:find "%d" then
         return nil
     end
     local n = tonumber((s:gsub("^%+", "")))
