@@ -127,7 +127,7 @@ function M.compile(kind, o, model)
     end
     local g, text, code = grammars.compile(request)
     if not g then return nil, (text:gsub("^lark: ", "grammar: ")), code end
-    keep(key, g)
+    if not kept[key] then keep(key, g) end -- another task may have compiled the same meanwhile (loop.breathe)
     return g
 end
 

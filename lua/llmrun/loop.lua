@@ -25,11 +25,13 @@ Task.__index = Task
 local queue, head, tail = {}, 1, 0 -- tasks that can run
 local alive = {} -- set of unfinished tasks
 local current -- the running task
+local resumed = 0 -- since when it runs
 local sources = {} -- list of { busy = function(self), step = function(self) }
 local unseen = {} -- failed tasks that nobody has waited for
 
 local ROUNDS = 2 -- of ready tasks between two steps: a task that came in, and what it starts
 local TRY_EVERY = 32 -- times that it does not pay to wait for what is expected, after which it is tried
+local BREATH = 0.01 -- seconds that a task whose work is known to be long goes on before others have their turn
 local SLICE = 0.05 -- seconds that a task with a time limit may be busy before others have their turn
 local CLOSING = 5 -- seconds of processor time that the close handlers of such a task may take, while all others wait
 
@@ -94,7 +96,7 @@ function M.spawn(fn, ...)
     local task = setmetatable({ -- all its fields from the first: one that is new later needs memory, which can fail
         state = "ready", on_done = {}, values = table.pack(...), ticket = false, cleanup = false, owned = false,
         limit = current and current.limit or false, most_busy = current and current.most_busy or false, busy = 0,
-        meter = current and current.meter or false,
+        meter = current and current.meter or false, breathes = false,
         co = false, results = false, error = false, trace = false, cancel_reason = false,
     }, Task)
     task.co = coroutine.create(function(...)
@@ -117,6 +119,22 @@ end
 --- after so many seconds. most_busy: what it may take of processor time between two waits, whatever the timer says.
 function M.limit(task, seconds, most_busy)
     task.limit, task.most_busy = math.max(seconds, SLICE), most_busy
+end
+
+--- Calls fn(...), whose work may be long and goes through M.breathe: others have their turn meanwhile.
+function M.breathing(fn, ...)
+    local task = current
+    if not task or task.breathes then return fn(...) end
+    task.breathes = true
+    local over <close> = setmetatable({}, { __close = function() task.breathes = false end }) -- luacheck: ignore 211
+    return fn(...)
+end
+
+--- A place in the middle of work where others may have their turn, if the work is known to be long, and it is due.
+function M.breathe()
+    local task = current
+    if not (task and task.breathes) or core.now() - resumed < BREATH then return end
+    if coroutine.running() == task.co and coroutine.isyieldable() then coroutine.yield() end
 end
 
 --- What the task, and those that it starts, take of processor time from now on is added to meter.spent (seconds).
@@ -179,7 +197,7 @@ local function run_task(task)
     local values = task.values
     task.values = false
     task.state = "running"
-    current = task
+    current, resumed = task, core.now()
     local meter = task.meter
     local began = meter and core.thread_seconds()
     -- core.step never raises, whatever the task does

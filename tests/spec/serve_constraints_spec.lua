@@ -1,5 +1,7 @@
 -- The API's fields that say what an answer must look like: response_format, guided_*, structured_outputs, tool_choice.
+local core = require "llmrun.core"
 local json = require "llmrun.json"
+local llm = require "llmrun"
 local anything = dofile "tests/spec/constraint_support.lua"
 local S = dofile "tests/spec/serve_support.lua"
 
@@ -325,5 +327,39 @@ describe("tool_choice (B44)", function()
             assert.equal("f", reader.call.name)
             assert.is_false(cut)
         end
+    end)
+end)
+
+describe("a grammar that takes long to read", function()
+    --- How long others waited at most, and how long it took.
+    local function waited(t, letter)
+        local words = {}
+        for i = 1, 60000 do words[i] = ('"%s%07dx"'):format(letter, i * 7919 % 9999991) end
+        local body = json.encode(chat { max_tokens = 2, guided_grammar = "root ::= " .. table.concat(words, " | ") })
+        local longest, over = 0, false
+        local others = llm.spawn(function()
+            local last = core.now()
+            while not over do
+                llm.sleep(0)
+                local now = core.now()
+                longest, last = math.max(longest, now - last), now
+            end
+        end)
+        local began = core.now()
+        t.ok(CHAT, body)
+        over = true
+        others:wait()
+        return longest, core.now() - began
+    end
+
+    it("keeps nobody else waiting while it is read", function()
+        local t <close> = serving()
+        if os.getenv "LLMRUN_TEST_SANITIZE" == "1" then return waited(t, "a") end -- the part in C takes longest there
+        local longest, took
+        for _, letter in ipairs { "a", "b", "c" } do -- a busy machine may halt it anywhere
+            longest, took = waited(t, letter)
+            if longest < took / 2 then return end
+        end
+        error(("%.3f of %.3f s"):format(longest, took))
     end)
 end)

@@ -81,7 +81,9 @@ describe("64 clients that stream #slow", function()
         S.eventually(function() return server.core:stats().connections == 0 end, 10)
         assert.equal(open, descriptors())
         collectgarbage()
-        assert.is_true(core.memory() - memory < 60e6, ("%d MB more"):format((core.memory() - memory) // 1000000))
+        -- sanitizers keep what is freed, and know of each byte
+        local most = os.getenv "LLMRUN_TEST_SANITIZE" == "1" and 2e9 or 60e6
+        assert.is_true(core.memory() - memory < most, ("%d MB more"):format((core.memory() - memory) // 1000000))
         assert.is_true(answers >= 32 and left >= 8, answers .. " answers, " .. left .. " left")
         io.stderr:write(("  %d answers, %d clients left in %d s\n"):format(answers, left, seconds))
         server:stop()

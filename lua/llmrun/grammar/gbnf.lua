@@ -3,6 +3,7 @@
 --- Characters are Unicode's; in strings and classes \n \r \t \\ \" \[ \] \- \^ \xHH \uHHHH \UHHHHHHHH. A rule ends with
 --- its line, unless a parenthesis is open or the line ends with ::= or |. <name> is a hole (see grammar.compile).
 
+local loop = require "llmrun.loop"
 local scanner = require "llmrun.grammar.scanner"
 
 local Gbnf = {}
@@ -90,6 +91,7 @@ function Gbnf:class()
 end
 
 function Gbnf:atom(nested)
+    loop.breathe()
     local s = self.s
     local at = s.pos
     if s:eat '"' then return self:literal() end

@@ -9,6 +9,7 @@
 --- What %ignore names may stand between terminals, at most twice in a row and 32 characters each.
 
 local core = require "llmrun.core"
+local loop = require "llmrun.loop"
 local scanner = require "llmrun.grammar.scanner"
 
 local Lark = {}
@@ -130,6 +131,7 @@ function Lark:terminal(node)
 end
 
 function Lark:atom()
+    loop.breathe()
     local s = self.s
     local at = s.pos
     if s:eat '"' then return self:terminal(self:string(at)) end

@@ -1,6 +1,7 @@
 --- Where a JSON schema's references lead: $id, $anchor, JSON pointers. Only inside the document.
 
 local json = require "llmrun.json"
+local loop = require "llmrun.loop"
 local refuse = require "llmrun.grammar.refuse"
 
 local MAX_URI = 2048      -- bytes of a reference with its base
@@ -59,6 +60,7 @@ local function is_schema(v) return type(v) == "boolean" or type(v) == "table" en
 function Refs:walk(schema, base, at, depth)
     if type(schema) ~= "table" or self.base_of[schema] then return end
     if depth > 1000 then refuse.raise("limit", "%s: nested too deeply", at) end
+    loop.breathe()
     self.bytes = self.bytes + #at
     if self.bytes > MAX_BYTES then
         refuse.raise("limit", "names of properties and of schemas are too long, or nested too deeply")

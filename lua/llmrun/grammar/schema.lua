@@ -10,6 +10,7 @@
 local json = require "llmrun.json"
 local obey = require "llmrun.grammar.obey"
 local opposite = require "llmrun.grammar.opposite"
+local loop = require "llmrun.loop"
 local refs = require "llmrun.grammar.refs"
 local refuse = require "llmrun.grammar.refuse"
 local words = require "llmrun.grammar.words"
@@ -86,6 +87,7 @@ function Schema:join(a, b)
 end
 
 function Schema:work(n)
+    loop.breathe()
     self.left = self.left - n
     if self.left < 0 then raise("limit", "the schema takes too much work: too many combinations of its parts") end
 end

@@ -7,6 +7,7 @@
 local core = require "llmrun.core"
 local json = require "llmrun.json"
 local numbers = require "llmrun.grammar.number"
+local loop = require "llmrun.loop"
 local refuse = require "llmrun.grammar.refuse"
 
 local Values = {}
@@ -123,6 +124,7 @@ end
 function Values:one_of(list, at)
     local texts, nodes = {}, {}
     for _, v in ipairs(list) do
+        loop.breathe()
         if type(v) == "table" then
             nodes[#nodes + 1] = self:literal(v, at)
         else

@@ -3,6 +3,7 @@
 
 local core = require "llmrun.core"
 local json = require "llmrun.json"
+local loop = require "llmrun.loop"
 local options = require "llmrun.options"
 local formats = require "llmrun.grammar.formats"
 local refs = require "llmrun.grammar.refs"
@@ -36,6 +37,7 @@ local TYPES = {
 
 --- A text that equal JSON values share.
 local function canonical(v)
+    loop.breathe()
     if type(v) == "number" then
         local i = math.tointeger(v)
         return i and ("%d"):format(i) or ("%.17g"):format(v)

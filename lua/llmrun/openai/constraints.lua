@@ -5,9 +5,12 @@
 local constrain = require "llmrun.constrain"
 local fields = require "llmrun.openai.fields"
 local json = require "llmrun.json"
+local loop = require "llmrun.loop"
 local toolcalls = require "llmrun.openai.toolcalls"
 
 local M = {}
+
+local MAX_GRAMMAR = 1 << 20 -- bytes; making its automaton takes 0.1 s at most, while which nobody else is served
 
 local function set(o, param, kind, value)
     if o.constraint then
@@ -41,7 +44,7 @@ local function read_response_format(r, o)
         if schema == nil then fields.wrong_type("response_format.json_schema.schema", "object", json.null) end
         return set(o, "response_format", "json", schema_of("response_format.json_schema.schema", schema))
     end
-    if kind == "grammar" then return set(o, "response_format", "grammar", fr:text "grammar") end
+    if kind == "grammar" then return set(o, "response_format", "grammar", fr:text("grammar", MAX_GRAMMAR)) end
     if kind == "regex" then return set(o, "response_format", "regex", fr:text "pattern") end
     fields.bad("response_format.type", "one of text, json_object, json_schema, regex, grammar expected, got "
         .. fields.show(kind))
@@ -62,7 +65,7 @@ local function read_guided(r, o, prefix, at)
     if v ~= nil then set(o, at .. prefix .. "json", "json", schema_of(at .. prefix .. "json", v)) end
     v = r:text(prefix .. "regex", 1 << 20)
     if v then set(o, at .. prefix .. "regex", "regex", v) end
-    v = r:text(prefix .. "grammar", 1 << 22)
+    v = r:text(prefix .. "grammar", MAX_GRAMMAR)
     if v then set(o, at .. prefix .. "grammar", "grammar", v) end
     v = r:get(prefix .. "choice")
     if v ~= nil then set(o, at .. prefix .. "choice", "choices", read_choice_list(at .. prefix .. "choice", v)) end
@@ -78,7 +81,7 @@ end
 local function put(o, model)
     local c = o.constraint
     o.gen[c.kind] = c.value
-    local grammar, text = constrain.compile(c.kind, o.gen, model)
+    local grammar, text = loop.breathing(constrain.compile, c.kind, o.gen, model)
     if not grammar then fields.bad(c.param, (text:gsub("^" .. c.kind .. ": ", ""))) end
 end
 
@@ -90,7 +93,7 @@ function M.read(r, model, o)
     if so then read_guided(fields.reader(so, "structured_outputs."), o, "", "structured_outputs.") end
     local v = r:text("regex", 1 << 20)
     if v then set(o, "regex", "regex", v) end
-    v = r:text("ebnf", 1 << 22)
+    v = r:text("ebnf", MAX_GRAMMAR)
     if v then set(o, "ebnf", "grammar", v) end
     v = r:get "json_schema"
     if v ~= nil then set(o, "json_schema", "json", schema_of("json_schema", v)) end
@@ -146,7 +149,7 @@ end
 local function refuse(o, which, form, text)
     for i, def in ipairs(o.tools) do
         if which(def) then
-            local ok, why = constrain.compile("json", { json = call_schema(def, i, form) })
+            local ok, why = loop.breathing(constrain.compile, "json", { json = call_schema(def, i, form) })
             if not ok then
                 local place = why:gsub("^json: ", ""):gsub("#/properties/" .. form.arguments, "#", 1)
                 fields.bad(("tools[%d].function.parameters"):format(i - 1), place)
@@ -166,7 +169,7 @@ function M.prepare(model, o)
         if which(def) then any[#any + 1] = call_schema(def, i, form) end
     end
     o.form, o.gen.json = form, #any == 1 and any[1] or json.object { anyOf = any }
-    local ok, text = constrain.compile("json", o.gen, model)
+    local ok, text = loop.breathing(constrain.compile, "json", o.gen, model)
     if not ok then refuse(o, which, form, text) end
     if form.before ~= "" then
         for _, id in ipairs(model:tokenize(form.before, { special = true, bos = false })) do o.ids[#o.ids + 1] = id end
@@ -184,7 +187,7 @@ function M.prepare_auto(model, o)
     for i, def in ipairs(o.tools) do any[i] = call_schema(def, i, form) end
     local spec = { open = form.before, close = form.after, json = json.object { anyOf = any },
         most = o.one_call and 1 or nil }
-    if constrain.compile("tagged", { tagged = spec }, model) then
+    if loop.breathing(constrain.compile, "tagged", { tagged = spec }, model) then
         o.gen.tagged = spec
         return
     end
