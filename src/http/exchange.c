@@ -76,6 +76,7 @@ void *lr_http__on_line(void *cls, const char *uri, struct MHD_Connection *c)
     r->c = c;
     r->slot = -1;
     r->target = lr_strdup(uri);
+    r->target_end = (uintptr_t)uri + strlen(uri);
     const union MHD_ConnectionInfo *sc = MHD_get_connection_info(c, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     r->conn = sc ? sc->socket_context : NULL;
     if (!r->target || !r->conn) {
@@ -97,6 +98,8 @@ typedef struct scan {
     int n_length, n_coding;
     bool chunked, expects, malformed;
     size_t length;
+    size_t line_end; /* bytes that end a line: 2, or 1 if the first one ends with LF alone; 0: not known */
+    uintptr_t next;  /* where the next line begins, if that is known */
 } scan;
 
 static bool is_token(const char *s, size_t n)
@@ -120,6 +123,35 @@ static bool is_one_line(const char *name, size_t name_n, const char *value)
     return true;
 }
 
+/* Whether the library takes lines apart in place, ends a value at the first zero byte and takes LF alone for the end of
+ * a line, as up to 0.9.75. Then a line's end shows in where the next one begins. */
+static bool reads_in_place(void)
+{
+    int major = 0, minor = 0, patch = 0;
+    return sscanf(MHD_get_version(), "%d.%d.%d", &major, &minor, &patch) == 3 && major == 0 && minor == 9 &&
+           patch <= 75;
+}
+
+/* Whether a line follows the one before as it should: no zero byte in that one, and its end is that of the first. */
+static bool follows(scan *s, const char *name, const char *value, size_t value_n)
+{
+    bool good = !s->next || s->next == (uintptr_t)name;
+    s->next = s->line_end && value ? (uintptr_t)(value + value_n + s->line_end) : 0;
+    return good && (s->line_end < 2 || !value || !value[value_n + 1]);
+}
+
+/* Looks at the request line, as on the library reads it in place: false if it is not as it should be (a zero byte in
+ * the target, more than a space behind it). Its end is what all lines must end with. */
+static bool begin_lines(scan *s, uintptr_t target_end, const char *version)
+{
+    uintptr_t behind = (uintptr_t)version - target_end;
+    if (!reads_in_place() || behind >= LINE_MAX_BLANKS) return true;
+    size_t n = strlen(version);
+    s->line_end = version[n + 1] ? 1 : 2;
+    s->next = (uintptr_t)(version + n + s->line_end);
+    return behind == 1;
+}
+
 static enum MHD_Result count_line(void *cls, enum MHD_ValueKind kind, const char *name, size_t name_n,
                                   const char *value, size_t value_n)
 {
@@ -127,7 +159,8 @@ static enum MHD_Result count_line(void *cls, enum MHD_ValueKind kind, const char
     scan *s = cls;
     s->n_lines++;
     s->bytes += name_n + value_n + 2;
-    if (!is_token(name, name_n) || !is_one_line(name, name_n, value) || (value_n && memchr(value, '\r', value_n)))
+    if (!is_token(name, name_n) || !is_one_line(name, name_n, value) || (value_n && memchr(value, '\r', value_n)) ||
+        s->malformed || !follows(s, name, value, value_n))
         s->malformed = true;
     if (strcasecmp(name, "content-length") == 0) {
         s->n_length++;
@@ -198,8 +231,11 @@ static bool take_place(lr_http_req *r)
 static enum MHD_Result headers_read(lr_http_req *r, const char *method, const char *version)
 {
     scan s = {0};
+    if (!begin_lines(&s, r->target_end, version)) return bad_request(r, "a request line that is malformed");
     MHD_get_connection_values_n(r->c, MHD_HEADER_KIND, count_line, &s);
-    if (s.malformed) return bad_request(r, "a header line that is malformed, or goes on in the next line");
+    if (s.malformed)
+        return bad_request(
+            r, "a header line that is malformed, ends otherwise than the first, or goes on in the next line");
     if (s.n_coding && strcmp(version, "HTTP/1.0") == 0) return bad_request(r, "Transfer-Encoding in HTTP/1.0");
     if (s.n_length > 1) return bad_request(r, "more than one Content-Length");
     if (s.n_length && s.n_coding) return bad_request(r, "Content-Length beside Transfer-Encoding");

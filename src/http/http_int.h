@@ -37,6 +37,7 @@ struct lr_http_req {
 
     /* io's while it reads; the owner's to look at once handed over */
     char *method, *target, *head; /* head: names and values, zero-terminated, in one block */
+    uintptr_t target_end;         /* where the target ended in the buffer of the library */
     struct lr_http_line {
         lr_str name, value;
     } * lines;

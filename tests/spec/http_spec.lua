@@ -142,9 +142,26 @@ describe("requests", function()
         assert.matches("plain$", out)
         assert.is_true(ended)
         assert.equal(200, head_of((raw "GET /text HTTP/1.1\nHost: localhost\n\n")))
+        assert.equal(200, head_of((raw "GET /text HTTP/1.1\nHost: localhost\nX: a \nY:\n\n")))
+        assert.equal(200, status("GET /text HTTP/1.1", "Host: localhost\r\nX: a \t\r\nY:\r\nZ:  b\r\n"))
         assert.equal(200, head_of((raw "\r\nGET /text HTTP/1.1\r\nHost: localhost\r\n\r\n")))
         out = raw "\22\3\1\0\165\1\0\0\r\n\r\n"
         assert.is_true(out == "" or head_of(out) == 400)
+    end)
+
+    it("are refused if a proxy may see their lines otherwise", function()
+        for _, text in ipairs {
+            "GET /te\0xt HTTP/1.1\r\nHost: localhost\r\n", "GET /text\0 HTTP/1.1\r\nHost: localhost\r\n",
+            "GET /text  HTTP/1.1\r\nHost: localhost\r\n", "GET /text HTTP/1.1\0\r\nHost: localhost\r\n",
+            "GET /text HTTP/1.1\r\nX: a\0b\r\nHost: localhost\r\n", "GET /text HTTP/1.1\r\nX: a\0\r\nHost: localhost\r\n",
+            "GET /text HTTP/1.1\r\nX: \0\r\nHost: localhost\r\n", "GET /text HTTP/1.1\r\nHost: localhost\r\nX: a\0b\r\n",
+            "GET /text HTTP/1.1\r\nHost: localhost\nX: a\r\n", "GET /text HTTP/1.1\nHost: localhost\r\nX: a\r\n",
+            "GET /text HTTP/1.1\r\nHost: localhost\r\nX: a\n b: c\r\n", "GET /text HTTP/1.1\nHost: local\0host\nX: a\n",
+            "GET /text HTTP/1.1\r\nHost: localhost\r\nX: a\rY: b\r\n", "GET /text HTTP/1.1\r\nHost: localhost\r\nX : a\r\n",
+        } do
+            local out = raw(text .. "\r\n")
+            assert.is_true(out == "" or head_of(out) == 400, text)
+        end
     end)
 
     it("by HEAD and OPTIONS get heads", function()
