@@ -42,23 +42,25 @@ typedef struct lr_eagle {
 
 /* ---- weights ---- */
 
-/* Rows of a matrix as Q8_0, NULL if there is no memory. */
-static void *rounded(const lr_safetensors_tensor *t, int n, int k, size_t *bytes)
+/* Rows of a matrix as Q8_0 in *to_rows, of *bytes. */
+static int rounded(const lr_safetensors_tensor *t, int n, int k, void **to_rows, size_t *bytes, lr_error *err)
 {
     size_t from = (size_t)(k * lr_dtype_bytes(t->type)), to = (size_t)(k / 32 * lr_dtype_bytes(LR_Q8_0));
     float *row = lr_malloc((size_t)k * sizeof *row);
     char *out = lr_alloc_aligned((size_t)n * to), *line = lr_malloc(from);
-    bool good = row && out && line;
-    for (int i = 0; good && i < n; i++) {
+    int rc = row && out && line ? 0 : lr_fail(err, LR_ENOMEM, "no memory for %s", t->name);
+    for (int i = 0; !rc && i < n; i++) {
         memcpy(line, (const char *)t->data + (size_t)i * from, from); /* files keep no alignment */
         lr_dtype_to_f32(t->type, line, row, (size_t)k);
-        good = lr_dtype_from_f32(LR_Q8_0, row, NULL, out + (size_t)i * to, (size_t)k);
+        if (!lr_dtype_from_f32(LR_Q8_0, row, NULL, out + (size_t)i * to, (size_t)k))
+            rc = lr_fail(err, LR_EFORMAT, "%s: values of row %d are not finite", t->name, i);
     }
     lr_free(row);
     lr_free(line);
-    if (!good) lr_free_aligned(out);
+    if (rc) lr_free_aligned(out);
+    *to_rows = rc ? NULL : out;
     *bytes = (size_t)n * to;
-    return good ? out : NULL;
+    return rc;
 }
 
 /* Tensor `name`, (n, k) or a vector of n (k = 0); n = 0: any. NULL if there is none and it is not needed. */
@@ -82,9 +84,9 @@ static int get(lr_eagle *e, const char *name, int n, int k, bool embed, bool nee
     x.ne[2] = x.ne[3] = 1;
     void *copy = NULL;
     if (!vector && !embed && !e->cfg.as_is && k % 32 == 0) {
-        copy = rounded(t, n, k, &x.size);
+        int rc = rounded(t, n, k, &copy, &x.size, err);
+        if (rc) return rc;
         x.type = LR_Q8_0;
-        if (!copy) return lr_fail(err, LR_EFORMAT, "%s: values that are not finite, or no memory", name);
     } else if ((uintptr_t)t->data % 4) {
         if (!(copy = lr_alloc_aligned(t->size))) return lr_fail(err, LR_ENOMEM, "no memory for %s", name);
         memcpy(copy, t->data, t->size);

@@ -246,6 +246,8 @@ describe("an EAGLE head", function()
         raises("rows of 32", with(CONFIG, { fc }))
         fc = { "fc.weight", "F32", { WIDTH, 2 * WIDTH }, gguf.random(WIDTH * 2 * WIDTH, 1, 1) }
         raises("no tensor layers.0.self_attn.q_proj.weight", with(CONFIG, { fc }))
+        fc[4] = fc[4]:sub(1, WIDTH * 8) .. ("<f"):pack(1 / 0) .. fc[4]:sub(WIDTH * 8 + 5)
+        raises("fc.weight: values of row 1 are not finite", with(CONFIG, { fc }))
     end)
 end)
 
