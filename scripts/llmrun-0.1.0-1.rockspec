@@ -12,7 +12,7 @@ description = {
 dependencies = { "lua ~> 5.4" }
 build = {
     type = "command",
-    build_command = "cmake -S . -B build.luarocks -DCMAKE_BUILD_TYPE=Release -DLLMRUN_TESTS=OFF -DLLMRUN_CUDA=OFF " ..
+    build_command = "cmake -S . -B build.luarocks -G Ninja -DCMAKE_BUILD_TYPE=Release -DLLMRUN_TESTS=OFF -DLLMRUN_CUDA=OFF " ..
         "&& cmake --build build.luarocks --target llmrun_module",
     install = { lib = { llmrun = "build.luarocks/llmrun.so" } },
 }

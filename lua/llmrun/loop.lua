@@ -252,6 +252,7 @@ end
 function M.check_can_wait(what)
     local obstacle = current and core.obstacle()
     if obstacle then cant_wait(what, obstacle) end
+    if not current and M.running then cant_wait(what, "a function that the engine calls (a sampler, a hook)") end
     if not current then M.misuse(what .. ": can't wait for the engine outside of a program (llm.run makes one)") end
 end
 

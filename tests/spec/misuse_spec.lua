@@ -113,7 +113,7 @@ describe("wrong use", function()
             raises("s:gen: can't wait for the engine inside " .. name, fn)
         end
         raises("s:fork: not possible from inside a step", s.gen, s, { sampler = function() s:fork() end })
-        raises("llm.sleep: can't wait for the engine", s.gen, s, { sampler = function() llm.sleep(0) end })
+        raises("llm.sleep: can't wait for the engine inside a function that the engine calls", s.gen, s, { sampler = function() llm.sleep(0) end })
         assert.same({ 0, 0 }, { m:stats().running, m:stats().waiting })
     end)
 
