@@ -19,7 +19,7 @@ function M.folder()
 end
 
 local function in_folder(folder)
-    folder = folder:match("^(.-)/+$") or folder
+    folder = folder:match("^(.*[^/])/+$") or folder
     local first, hugging_face
     local names = core.list(folder) or {}
     for _, name in ipairs(names) do hugging_face = hugging_face or name:find("%.safetensors$") ~= nil end

@@ -101,6 +101,7 @@ describe("SmolLM2 #model", function()
         for _, case in ipairs {
             { "no file 'nothing', and no model of that name (known: gemma3", "nothing" },
             { "/etc holds no .gguf file", "/etc" },
+            { ": / holds no .gguf file", "/" },
             { "/dev/null", "/dev/null" },
             { "unknown option 'thread' (did you mean 'threads'?)", "smollm2", { thread = 2 } },
             { "kv: unknown option 'size'", "smollm2", { kv = { size = 1 } } },

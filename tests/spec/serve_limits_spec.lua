@@ -32,10 +32,13 @@ describe("one request that asks for too much", function()
             { CHAT, with(base, { stop = ("x"):rep(1 << 20) }), "stop" },
             { CHAT, with(base, { logit_bias = big(100000, { 1, 1 }) }), "logit_bias" },
             { CHAT, with(base, { tools = big(10000, tools) }), "tools" },
-            { "/tokenize", { prompt = ("a"):rep(9 << 20) }, "prompt" },
-            { COMPLETE, { prompt = ("a"):rep(9 << 20) }, "prompt" },
-            { COMPLETE, { prompt = { ("a"):rep(5 << 20), ("a"):rep(5 << 20) } }, "prompt" },
-            { "/v1/embeddings", { input = { ("a"):rep(5 << 20), ("a"):rep(5 << 20) } }, "input" },
+            { "/tokenize", { prompt = ("a"):rep(3 << 20) }, "prompt" },
+            { COMPLETE, { prompt = ("a"):rep(3 << 20) }, "prompt" },
+            { COMPLETE, { prompt = { ("a"):rep(3 << 19), ("a"):rep(3 << 19) } }, "prompt" },
+            { "/v1/embeddings", { input = { ("a"):rep(3 << 19), ("a"):rep(3 << 19) } }, "input" },
+            { CHAT, { messages = messages(("a"):rep(3 << 20)) }, "messages" },
+            { "/v1/responses", { input = ("a"):rep(3 << 20) }, "input" },
+            { "/tokenize", { messages = messages(("a"):rep(3 << 20)) }, "messages" },
             { CHAT, { messages = big(100000, { role = "user", content = "x" }) }, "messages" },
         }
         for i, c in ipairs(cases) do cases[i] = { c[1], assert(json.encode(c[2])), c[3] } end

@@ -70,7 +70,8 @@ end
 
 --- Makes the prompt of a request that has been read.
 function M.prepare(model, o, param)
-    o.ids, o.prompt, o.style = choices.guarded(messages.prompt, model, o.messages, o.tools, o.vars)
+    o.ids, o.prompt, o.style = choices.guarded(messages.prompt, model, o.messages, o.tools, o.vars,
+        o.text_bytes, param)
     o.ids = choices.truncate(model, o.ids, o.truncate)
     constraints.prepare(model, o)
     if o.tools and not o.forced then constraints.prepare_auto(model, o) end

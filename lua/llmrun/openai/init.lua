@@ -70,7 +70,8 @@ local function tokenize(self, req)
     if r:get "messages" ~= nil then
         local list = messages.read(r:get "messages", self.limits)
         local vars = { add_generation_prompt = r:boolean "add_generation_prompt" ~= false }
-        ids = choices.guarded(messages.prompt, model, list, messages.read_tools(r:get "tools", self.limits), vars)
+        ids = choices.guarded(messages.prompt, model, list, messages.read_tools(r:get "tools", self.limits), vars,
+            self.limits.text_bytes)
     else
         local text = r:text("prompt", self.limits.text_bytes) or r:text("content", self.limits.text_bytes)
         if not text then fields.wrong_type("prompt", "string", json.null) end

@@ -103,6 +103,12 @@ local function read_message(param, m)
     return out
 end
 
+local function too_long(param, bytes, most)
+    if bytes > most then
+        fields.bad(param, ("at most %d bytes of text expected, got %d"):format(most, bytes), "string_too_long")
+    end
+end
+
 --- The messages of a request.
 ---@param v any
 ---@param limits table
@@ -111,16 +117,18 @@ function M.read(v, limits, param)
     if v == nil then fields.wrong_type(param, "array", json.null) end
     fields.array(param, v, limits.messages)
     if #v == 0 then fields.bad(param, "it is empty") end
-    local list, names = {}, {}
+    local list, names, bytes = {}, {}, 0
     for i, m in ipairs(v) do
         local out = read_message(("%s[%d]"):format(param, i - 1), m)
         for _, c in ipairs(out.tool_calls or {}) do
             if c.id then names[c.id] = c["function"].name end
         end
         -- templates of some models want the function's name with its result
+        bytes = bytes + #(out.content or "")
         if out.role == "tool" and not out.name and out.tool_call_id then out.name = names[out.tool_call_id] end
         list[i] = out
     end
+    too_long(param, bytes, limits.text_bytes)
     return list
 end
 
@@ -285,7 +293,9 @@ end
 ---@param list table[] messages, read
 ---@param defs table[]? tools, read
 ---@param vars table? further variables of the template
-function M.prompt(model, list, defs, vars)
+---@param most integer bytes that its text may have
+---@param param string? where a text that is longer is told
+function M.prompt(model, list, defs, vars, most, param)
     local style = M.style(model)
     local all = {}
     for k, v in pairs(vars or {}) do all[k] = v end
@@ -306,7 +316,9 @@ function M.prompt(model, list, defs, vars)
         end
     end
     local segments = model.chat:segments("messages", list, all)
-    return model.chat:encode("messages", segments), chat_text(segments), style
+    local text = chat_text(segments)
+    too_long(param or "messages", #text, most)
+    return model.chat:encode("messages", segments), text, style
 end
 
 return M
