@@ -53,7 +53,7 @@ with 95 % confidence intervals (Student's t). The report (-o) has plots over the
 and a time line in one file that needs nothing else. The same flags give the same output, to the byte. A run that fails
 is told with its error, the others go on; the exit status is then 1.]]
 M.examples = [[llmrun sweep --policies fcfs,fair,deadline --loads 0.5,1,2 --seeds 5 --profile h100-8b \
-          --trace agents:rate=200,shape=0.2,tenants=3,deadline=2..30 -o report.html
+          --trace burst:rate=150,shape=0.2,tenants=3,deadline=2..30 -o report.html
         llmrun sweep --policies fcfs,mine.lua --trace AzureLLMInferenceTrace_conv.csv --requests 2000 --seeds 5 \
           --loads 1,4,16 --profile h100-70b --replicas 4 --slo-ttft 1 --slo-tpot 0.05 -j 8 -o report.html]]
 

@@ -14,7 +14,7 @@ Draws candidates from what the policy declares (its params: see lua/llmrun/polic
 short piece of the trace and the better ones on longer pieces, and prints the front of throughput against a latency:
 those that nobody beats in both. Parameters that are given (mlfq:levels=4) are left as they are. The same flags give the
 same output.]],
-    examples = [[llmrun tune --policy mlfq --trace agents:rate=40,shape=0.2 --profile h100-8b --requests 900
+    examples = [[llmrun tune --policy mlfq --trace burst:rate=250,shape=0.2 --profile h100-8b --requests 900
         llmrun tune --policy mine.lua --candidates 81 --rounds 4 --trace day.jsonl --requests 5000 --load 2 \
           --less e2e_p99 --more goodput_per_s --slo-ttft 1 --profile h100-70b -j 8 -o front.html]],
     flags = common.flags({
