@@ -23,6 +23,7 @@ local core = require "llmrun.core"
 local errors = require "llmrun.errors"
 local grammars = require "llmrun.grammar"
 local json = require "llmrun.json"
+local loop = require "llmrun.loop"
 
 local M = {}
 
@@ -191,7 +192,7 @@ local function piece_of(v, model)
 end
 
 --- What a request is held to by the options of a call: a matcher, or a function that gives one for each piece; and the
---- option's name. nil: nothing. Raises.
+--- option's name. nil: nothing. Raises. Others may have their turn while a large grammar is compiled.
 ---@param call string
 ---@param o table
 ---@param model llmrun.Model
@@ -202,7 +203,7 @@ function M.from_options(call, o, model)
         local fn = o.lua
         return core.pieces(function(prefix) return piece_of(fn(prefix), model) end), kind
     end
-    local m, text, code = matcher_of(kind, o, model)
+    local m, text, code = loop.breathing(matcher_of, kind, o, model)
     if not m then errors.raise(call, text, code) end
     return m, kind
 end

@@ -204,6 +204,7 @@ local function start(self, call, o)
     if recorder then o = recorder:wrap(o) end
     local stages = sampler.from_options(call, o, self.model)
     local matcher, constraint = constrain.from_options(call, o, self.model)
+    if matcher then ready(self, call) end -- others may have had their turn
     local drafts = spec.for_request(call, o.speculate, self, o.tenant)
     open_turn(self, call)
     if self.seq:len() == 0 then errors.raise(call, "nothing to go on from: the session is empty", "state") end

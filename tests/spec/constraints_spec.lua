@@ -370,3 +370,32 @@ describe("white space between the tokens of JSON (B40)", function()
         end
     end)
 end)
+
+describe("a grammar that takes long to compile", function()
+    it("leaves others their turn meanwhile, and the session its state", function()
+        local m <close> = anything()
+        local function long(letter)
+            local words = {}
+            for i = 1, 24000 do words[i] = ('"%s%07dx"'):format(letter, i * 7919 % 9999991) end
+            return { grammar = "root ::= " .. table.concat(words, " | "), max_tokens = 2 }
+        end
+        local s <close> = m:session()
+        s:append "p"
+        local turns = 0
+        local others = llm.spawn(function()
+            while not s.op do -- no request yet
+                turns = turns + 1
+                coroutine.yield()
+            end
+        end)
+        s:gen(long "a")
+        others:wait()
+        assert.is_true(turns > 0)
+        -- a call that comes between has the session
+        local second = llm.spawn(function() return #s:gen { max_tokens = 2 }.tokens end)
+        local ok, e = pcall(s.gen, s, long "b")
+        assert.is_false(ok)
+        assert.matches("the session is busy with another call", tostring(e), 1, true)
+        assert.equal(2, second:wait())
+    end)
+end)
