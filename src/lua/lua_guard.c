@@ -197,6 +197,30 @@ void lr_lua_check_time(lua_State *L)
     if (lr_lua_is_late()) raise_late(L, 1);
 }
 
+static void time_hook(lua_State *L, lua_Debug *ar);
+
+static void arm(lua_State *L)
+{
+    lua_sethook(L, time_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKLINE | LUA_MASKCOUNT, 1);
+}
+
+/* A call that may be preempted is late. It is where a function of the program's runs that can yield; in our own, and
+ * where it can't, a hook of every instruction would only make it slow: looks at calls and returns until it can. */
+static void preempt_where_it_can(lua_State *L, lua_Debug *ar)
+{
+    if (ar->event == LUA_HOOKCOUNT || ar->event == LUA_HOOKLINE) {
+        if (lua_isyieldable(L) && !is_ours(L, ar)) {
+            lr_lua_preempt(L);
+        } else {
+            lua_sethook(L, time_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKCOUNT, 1000);
+        }
+        return;
+    }
+    lua_Debug above;
+    if (ar->event == LUA_HOOKRET) ar = lua_getstack(L, 1, &above) ? &above : NULL;
+    if (ar && lua_isyieldable(L) && !is_ours(L, ar) && ar->what[0] != 'C') arm(L);
+}
+
 static void time_hook(lua_State *L, lua_Debug *ar)
 {
     if (watch.held) return;
@@ -204,17 +228,12 @@ static void time_hook(lua_State *L, lua_Debug *ar)
         if (!HOOKS_ALWAYS || !lr_lua_limited()) lua_sethook(L, NULL, 0, 0); /* left over from a call that has ended */
         return;
     }
-    if (watch.hard_at && lr_clock_ns(CLOCK_THREAD_CPUTIME_ID) < watch.hard_at) {
-        if ((ar->event == LUA_HOOKCOUNT || ar->event == LUA_HOOKLINE) && lua_isyieldable(L) && !is_ours(L, ar))
-            lr_lua_preempt(L);
+    bool looks = ar->event == LUA_HOOKCOUNT || ar->event == LUA_HOOKLINE; /* at the clock */
+    if (watch.hard_at && (!looks || lr_clock_ns(CLOCK_THREAD_CPUTIME_ID) < watch.hard_at)) {
+        preempt_where_it_can(L, ar);
         return;
     }
     raise_late(L, 0);
-}
-
-static void arm(lua_State *L)
-{
-    lua_sethook(L, time_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKLINE | LUA_MASKCOUNT, 1);
 }
 
 void lr_lua_watch_early(lua_State *L)

@@ -139,6 +139,39 @@ describe("under a time limit", function()
     end)
 end)
 
+describe("a task that may be interrupted", function()
+    it("is not slow in the library's own work, which is not interrupted", function()
+        local words = {}
+        for i = 1, 8000 do words[i] = ('"w%07dx"'):format(i * 7919 % 9999991) end
+        local text, own = "root ::= " .. table.concat(words, " | "), 0
+        local function work()
+            assert(require("llmrun.grammar").compile { grammar = text })
+            for i = 1, 1000000 do own = i end
+        end
+        local function seconds(fn)
+            local began = core.thread_seconds()
+            fn()
+            return core.thread_seconds() - began
+        end
+        local best = math.huge
+        for _ = 1, 3 do
+            local plain, interrupted = seconds(work), 0
+            local co = coroutine.create(work)
+            local late = seconds(function()
+                while true do
+                    local how = core.step_limited(0.005, 30, co)
+                    if how == "done" then return end
+                    assert.equal("preempted", how)
+                    interrupted = interrupted + 1
+                end
+            end)
+            assert.is_true(interrupted > 0) -- in what is the program's
+            best = math.min(best, late / plain)
+        end
+        assert.is_true(best < 6 * slow, ("%.1f times as long"):format(best))
+    end)
+end)
+
 describe("a finalizer", function()
     local function collected(mt)
         setmetatable({}, mt)
