@@ -49,6 +49,17 @@ describe("texts of any length", function()
             :format(("k"):rep(N), many:gsub("{}", '{"$id":"b"}')), "a reference or $id of more than 2048 bytes")
     end)
 
+    it("are read as schemas with many combinations", function()
+        local list = {}
+        for i = 1, 60 do list[i] = ('{"properties":{"k%d":{}},"required":["k%d"]}'):format(i, i) end
+        local began = core.thread_seconds()
+        local g, err, code = grammars.compile { json = '{"oneOf":[' .. table.concat(list, ",") .. "]}" }
+        assert.is_nil(g)
+        assert.equal("limit", code)
+        assert.matches("too many combinations of its parts", err, 1, true)
+        assert.is_true(core.thread_seconds() - began < (sanitized and 60 or 7))
+    end)
+
     it("are read as calls of tools", function()
         local blanks = (" "):rep(N)
         local defs = { f = {} }

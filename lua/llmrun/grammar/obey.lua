@@ -114,6 +114,7 @@ M.part_locs = part_locs
 
 --- The conjunction that the property `name` of an object falls under.
 function M:member_locs(c, name)
+    self:work(#c.parts / 10) -- ten of them take as long as a join
     local out = {}
     local function matches(p) return p.regex:matches(name) end
     for _, part in ipairs(c.parts) do
