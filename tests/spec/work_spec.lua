@@ -51,7 +51,7 @@ describe("texts of any length", function()
 
     it("are read as schemas with many combinations", function()
         local list = {}
-        for i = 1, 60 do list[i] = ('{"properties":{"k%d":{}},"required":["k%d"]}'):format(i, i) end
+        for i = 1, 60 do list[i] = ('{"properties":{"k%d":{"type":"string"}},"required":["k%d"]}'):format(i, i) end
         local began = core.thread_seconds()
         local g, err, code = grammars.compile { json = '{"oneOf":[' .. table.concat(list, ",") .. "]}" }
         assert.is_nil(g)
