@@ -14,8 +14,9 @@ enum { LR_AHEAD = 8192, LR_AHEAD_HALF = 4096 }; /* bytes; of each of two places 
 
 typedef struct lr_ahead {
     lr_strip at;   /* q = NULL: nothing is left to be asked for */
-    int b, blocks; /* of that strip */
-    int s, s1;     /* strip, end */
+    int b, b1;     /* block of that strip, end of the span */
+    int span;      /* blocks of all strips that are read before those behind them */
+    int s, s0, s1; /* strip, first, end */
     int place;     /* 0, 1, or LR_AHEAD_ALL: the only one */
     bool own;      /* still in the strips that were asked for, whose form the caller knows */
     const lr_form *form;
@@ -27,9 +28,9 @@ typedef struct lr_ahead {
 static inline int lr_ahead_half(int s0, int s1) { return s0 + (s1 - s0) / 2; }
 
 enum { LR_AHEAD_ALL = -1 };
-/* The cursor of a place of strips s0..s1-1. */
-void lr_ahead_begin(lr_ahead *a, const lr_gemm_w *w, int s0, int s1, int place);
-/* To the next strip; to the strips that come next; to nothing. */
+/* The cursor of a place of strips s0..s1-1, which are read `span` blocks at a time (0: whole). */
+void lr_ahead_begin(lr_ahead *a, const lr_gemm_w *w, int s0, int s1, int place, int span);
+/* To the next strip; the next span; to the strips that come next; to nothing. */
 void lr_ahead_strip(lr_ahead *a);
 
 /* Bytes of a block of a strip, with its share of the scales, rounded down. */
@@ -77,7 +78,7 @@ static inline __attribute__((always_inline)) void lr_ahead_step(const lr_form f,
         lr_ask_any(a);
     else
         return;
-    if (++a->b == a->blocks) lr_ahead_strip(a);
+    if (++a->b == a->b1) lr_ahead_strip(a);
 }
 
 #endif

@@ -23,8 +23,8 @@
  *            (m, k/32, 64): the 32 high parts of a block, then its 32 low parts; sum16 are sums of v. Tables whose
  *            `fine` is set take it in almost the time of 8 bits; the error is an eighth.
  *   14 bits  (wide) for weights of super-blocks, k a multiple of 256: x[r][i] ~ scale[r][i / 256] * v, scale =
- *            max|x| / 8128, v = 64 high + low with low in -32..31. q is (m, k/64, 128): 64 high parts, then 64 low
- *            parts. sum16 is (m, k/32, 4): sums of a block's halves, of high parts, then of low parts. The same tables.
+ *            max|x| / 8128, v = 64 high + low with low in -32..31. q is (m, 2, k): the high parts, then the low parts,
+ *            so that both of a few rows are rows of one tile. sum16 is (m, k/32, 4): sums of a block's halves, of high parts, then of low parts. The same tables.
  *   bf16     h, the same values rounded to bfloat16, with q, scale and sum16 unused. Tables whose `bf16` is set take it
  *            when h is not NULL: many rows are then faster, few rows slower. */
 typedef struct lr_qact {
@@ -39,12 +39,12 @@ typedef struct lr_qact {
 
 #define LR_WIDE 256 /* values of a block of 14 bits */
 
-/* The same rows, `at` values (a multiple of a block) further on. */
+/* The same rows, `at` values (whole rows, and a multiple of a block of the next one) further on. */
 static inline lr_qact lr_qact_at(lr_qact a, size_t at)
 {
     if (a.h) a.h += at;
     if (!a.q) return a;
-    a.q += a.fine || a.wide ? 2 * at : at;
+    a.q += a.fine ? 2 * at : a.wide ? at + at / (size_t)a.k * (size_t)a.k : at;
     a.scale += at / (a.wide ? LR_WIDE : LR_QBLK);
     a.sum16 += at / (a.wide ? 8 : 16);
     return a;

@@ -141,8 +141,8 @@ void lr_gemm_places_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *
     const lr_parts parts = lr_form_parts(lr_form_of(w->type), w->k);
     const int half = m == 1 ? lr_ahead_half(s0, s1) : s0;
     lr_ahead a[2];
-    if (m == 1) lr_ahead_begin(&a[0], w, s0, s1, 0);
-    lr_ahead_begin(&a[1], w, s0, s1, m == 1 ? 1 : LR_AHEAD_ALL);
+    if (m == 1) lr_ahead_begin(&a[0], w, s0, s1, 0, 0);
+    lr_ahead_begin(&a[1], w, s0, s1, m == 1 ? 1 : LR_AHEAD_ALL, 0);
     for (int s = s0, t = half; t < s1; s++, t++) {
         const bool two = s < half;
         const int at[2] = {two ? s : t, t};

@@ -147,7 +147,8 @@ INLINE __mmask16 strip_mask(const lr_gemm_w *w, int s)
 
 /* ---- a block's sums ---- */
 
-/* Rows r0.. of q: row r is at base + r * k; three bases keep the addresses within base + {0,1,2} * k. */
+/* Rows r0.. of q: row r is at base + r * k; three bases keep the addresses within base + {0,1,2} * k. Rows of 14 bits
+ * are two here, of high and of low parts. */
 typedef struct row_bases {
     const int8_t *p[3];
     size_t k;
@@ -155,8 +156,8 @@ typedef struct row_bases {
 
 INLINE row_bases bases_of(const lr_qact *qa, size_t row)
 {
-    const size_t k = (size_t)qa->k * (qa->fine || qa->wide ? 2 : 1);
-    const int8_t *p = qa->q + row * k;
+    const size_t k = (size_t)qa->k * (qa->fine ? 2 : 1);
+    const int8_t *p = qa->q + row * k * (qa->wide ? 2 : 1);
     return (row_bases){{p, p + 3 * k, p + 6 * k}, k};
 }
 

@@ -123,13 +123,13 @@ static void add_wide(const lr_form *f, const block *w, const lr_strip *s, const 
                      wide_sums *o)
 {
     const size_t at = row * (size_t)qa->k + b * 32;
-    const int8_t *q = qa->q + 2 * (at & ~(size_t)63) + at % 64;
+    const int8_t *q = qa->q + at + row * (size_t)qa->k;
     const int16_t *sum = qa->sum16 + at / 8;
     for (int k = 0; k < 32; k++)
         for (size_t j = 0; j < LR_STRIP; j++) {
             const int v = sub_at(f, s, false, b, k / 16, j) * w->v[k][j];
             o->h[j] += v * q[k];
-            o->l[j] += v * q[64 + k];
+            o->l[j] += v * q[qa->k + k];
         }
     for (int half = 0; f->min && half < 2; half++)
         for (size_t j = 0; j < LR_STRIP; j++)

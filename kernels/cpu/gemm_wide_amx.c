@@ -9,8 +9,7 @@
  * each. Storing the first two overlaps with the products of the others, and the float part of a unit with the products
  * of the next one; the tile unit never waits.
  */
-#include "cpu/gemm_amx.h"
-#include "cpu/gemm_wide_avx512.h"
+#include "cpu/gemm_wide_amx.h"
 #include <string.h>
 
 enum {
@@ -21,8 +20,6 @@ enum {
     LAST = 4,      /* rows behind the last whole tile that go the VNNI way */
 };
 
-typedef int32_t tile_sums[16][16] __attribute__((aligned(64)));
-
 /* A super-block of a strip: B tiles of a and of b, 64 k each, and what the float part needs. */
 typedef struct wide_panel {
     uint8_t a[4][1024], b[4][1024];
@@ -31,8 +28,8 @@ typedef struct wide_panel {
 
 /* A tile of rows over a super-block. */
 typedef struct wide_rows {
-    const int8_t *q; /* rows lie k2 bytes apart */
-    size_t k2;
+    const int8_t *q; /* rows lie k2 bytes apart, their low parts `low` bytes behind */
+    size_t k2, low;
     wide_row r[16];
 } __attribute__((aligned(64))) wide_rows;
 
@@ -56,27 +53,6 @@ static void configure(int rows)
     lr_tiles_load(&c);
 }
 
-/* The 64 bytes of 16-bit values (even, odd) taken apart into tiles a and b, by moves of bits, which the vector port
- * that tiles leave idle can do. */
-INLINE void take_apart(__m512i even, __m512i odd, uint8_t *a, uint8_t *b)
-{
-    const __mmask64 odds = 0xAAAAAAAAAAAAAAAA;
-    const __m512i low = _mm512_set1_epi64(0x3030202010100000), high = _mm512_add_epi8(low, _mm512_set1_epi8(6));
-    const __m512i ah = _mm512_multishift_epi64_epi8(high, even);
-    const __m512i bh = _mm512_mask_multishift_epi64_epi8(even, odds, low, odd);
-    _mm512_store_si512(a, _mm512_mask_multishift_epi64_epi8(ah, odds, high, odd));
-    _mm512_store_si512(b, _mm512_and_si512(bh, _mm512_set1_epi8(63)));
-}
-
-/* Whether a weight is taken apart by its sub-scale's 3 upper and 3 lower bits, each times u a byte. */
-INLINE bool by_scale(const lr_form f) { return f.min && f.sub == 32; }
-
-/* A weight is a << base_of + b. */
-INLINE int base_of(const lr_form f) { return by_scale(f) ? 3 : 6; }
-
-/* Bytes of 16 features to lanes of 32 bits. */
-INLINE __m512i lanes_of(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
-
 /* Asks for block i of super-block sb of a strip, and for its share of the scales: spread over the blocks, as a thread
  * has few requests to memory at a time. */
 INLINE void ask_for(const lr_form f, const lr_strip *st, size_t sb, size_t i)
@@ -95,41 +71,11 @@ INLINE void ask_for(const lr_form f, const lr_strip *st, size_t sb, size_t i)
 INLINE void unpack_wide(const lr_form f, const lr_strip *st, size_t sb, const lr_strip *ahead, size_t sb_ahead,
                         wide_panel *o)
 {
-    for (int i = 0; i < 8; i++) {
-        const size_t at = 8 * sb + (size_t)i;
-        ask_for(f, ahead, sb_ahead, (size_t)i);
-        __m512i w[8];
-        const uint8_t *q = st->q + at * (size_t)f.main * 64, *h = st->h + at * (size_t)f.extra * 64;
-        unpack512(f, q, h, w);
-        for (int half = 0; half < 32 / f.sub; half++) {
-            __m512i sc = lanes_of(st->sc + (at * (size_t)(32 / f.sub) + (size_t)half) * 16);
-            if (f.sub == 16 && f.min) sc = _mm512_and_si512(sc, _mm512_set1_epi32(15));
-            if (by_scale(f)) { /* products of two bytes at once: none is above 7 * 31 */
-                const __m512i both = _mm512_or_si512(sc, _mm512_slli_epi32(sc, 16));
-                const __m512i s1 = _mm512_srli_epi16(both, 3), s0 = _mm512_and_si512(both, _mm512_set1_epi16(7));
-                for (int g = 0; g < 8; g++) {
-                    _mm512_store_si512(o->a[i / 2] + 512 * (i % 2) + 64 * g, _mm512_mullo_epi16(w[g], s1));
-                    _mm512_store_si512(o->b[i / 2] + 512 * (i % 2) + 64 * g, _mm512_mullo_epi16(w[g], s0));
-                }
-                continue;
-            }
-            const __m512i even = _mm512_or_si512(sc, _mm512_slli_epi32(sc, 16)), odd = _mm512_slli_epi16(even, 8);
-            const __m512i zero =
-                _mm512_mullo_epi16(_mm512_srai_epi16(odd, 8), _mm512_set1_epi16((short)f.zero)); /* zero * sc */
-            for (int g = half * 4; g < (f.sub == 32 ? 8 : half * 4 + 4); g++) {
-                __m512i e = _mm512_maddubs_epi16(w[g], even), d = _mm512_maddubs_epi16(w[g], odd);
-                if (f.zero) e = _mm512_sub_epi16(e, zero), d = _mm512_sub_epi16(d, zero);
-                take_apart(e, d, o->a[i / 2] + 512 * (i % 2) + 64 * g, o->b[i / 2] + 512 * (i % 2) + 64 * g);
-            }
-        }
+    for (size_t i = 0; i < 8; i++) {
+        ask_for(f, ahead, sb_ahead, i);
+        unpack_parts(f, st, 8 * sb + i, o->a[i / 2] + 512 * (i % 2), o->b[i / 2] + 512 * (i % 2));
     }
     o->s = wide_scales_of(f, st, sb);
-}
-
-/* Sums of a and b put together. */
-INLINE __m512i joined(const lr_form f, __m512i a, __m512i b)
-{
-    return _mm512_add_epi32(_mm512_slli_epi32(a, (unsigned)base_of(f)), b);
 }
 
 /* Adds a unit's sums to rows r0..r1-1 of y. s: the scales of u's panel, in registers. */
@@ -146,20 +92,15 @@ INLINE void add_rows(const lr_form f, const unit u, const wide_scales *s, size_t
     }
 }
 
-#define PRODUCT(c, a, b)                                                                                               \
-    if (by_scale(f))                                                                                                   \
-        _tile_dpbsud(c, a, b);                                                                                         \
-    else                                                                                                               \
-        _tile_dpbssd(c, a, b)
 #define PRODUCTS(ks)                                                                                                   \
-    LR_TILE_LOAD(4, q + 128 * (ks), k2);                                                                               \
+    LR_TILE_LOAD(4, q + 64 * (ks), k2);                                                                               \
     LR_TILE_LOAD(6, p->a[ks], 64);                                                                                     \
-    PRODUCT(0, 4, 6);                                                                                                  \
-    LR_TILE_LOAD(5, q + 128 * (ks) + 64, k2);                                                                          \
-    PRODUCT(1, 5, 6);                                                                                                  \
+    LR_WIDE_PRODUCT(0, 4, 6);                                                                                                  \
+    LR_TILE_LOAD(5, low + 64 * (ks), k2);                                                                          \
+    LR_WIDE_PRODUCT(1, 5, 6);                                                                                                  \
     LR_TILE_LOAD(7, p->b[ks], 64);                                                                                     \
-    PRODUCT(2, 4, 7);                                                                                                  \
-    PRODUCT(3, 5, 7)
+    LR_WIDE_PRODUCT(2, 4, 7);                                                                                                  \
+    LR_WIDE_PRODUCT(3, 5, 7)
 
 #define ROWS(r0, r1)                                                                                                   \
     if (last) add_rows(f, l, &scales, ldy, full ? (r0) : (r0) < nr ? (r0) : nr, full ? (r1) : (r1) < nr ? (r1) : nr)
@@ -173,7 +114,7 @@ INLINE void step(const lr_form f, const bool full, const unit *u, const unit *la
         ROWS(0, 16);
         return;
     }
-    const int8_t *q = u->x->q;
+    const int8_t *q = u->x->q, *low = q + u->x->low;
     const size_t k2 = u->x->k2;
     const wide_panel *p = u->p;
     tile_sums *sums = u->sums;
@@ -233,8 +174,9 @@ static void (*const unpack[LR_DTYPE_MAX])(const lr_strip *st, size_t sb, const l
 
 static void prepare(const lr_form *f, const lr_qact *qa, size_t row, size_t sb, int nr, wide_rows *o)
 {
-    o->k2 = 2 * (size_t)qa->k;
-    o->q = qa->q + row * o->k2 + sb * 512;
+    o->low = (size_t)qa->k;
+    o->k2 = 2 * o->low;
+    o->q = qa->q + row * o->k2 + sb * LR_WIDE;
     for (int r = 0; r < nr; r++) wide_row_set(*f, qa, row + (size_t)r, sb, &o->r[r]);
 }
 
@@ -242,10 +184,13 @@ static void prepare(const lr_form *f, const lr_qact *qa, size_t row, size_t sb, 
 static void gather(wide_rows *o, int nr, int8_t to[16][512])
 {
     for (int r = 0; r < nr; r++)
-        for (int i = 0; i < 512; i += 64)
-            _mm512_store_si512(to[r] + i, _mm512_loadu_si512(o->q + (size_t)r * o->k2 + i));
+        for (size_t i = 0; i < LR_WIDE; i += 64)
+            for (size_t low = 0; low < 2; low++)
+                _mm512_store_si512(to[r] + low * LR_WIDE + i,
+                                   _mm512_loadu_si512(o->q + (size_t)r * o->k2 + low * o->low + i));
     o->q = to[0];
-    o->k2 = 512;
+    o->low = LR_WIDE;
+    o->k2 = 2 * LR_WIDE;
 }
 
 /* What a call works on, and its pipeline of units. */

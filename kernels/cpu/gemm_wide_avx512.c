@@ -60,7 +60,6 @@ INLINE void add_block_wide(const lr_form f, const int nr, const __m512i w[8], co
                            size_t at, int i, const begin *begins, __m512i *hs, __m512i *ls)
 {
     __m512i h[SIDE][2], l[SIDE][2];
-    const size_t from = 2 * (at * 32 & ~(size_t)63) + at * 32 % 64;
 #pragma GCC unroll 4
     for (int r = 0; r < nr; r++) {
         const int32_t *v = begins[r].v + (f.sub == 32 ? 2 : 4) * i;
@@ -74,8 +73,8 @@ INLINE void add_block_wide(const lr_form f, const int nr, const __m512i w[8], co
         const int half = f.sub == 16 && g >= 4;
 #pragma GCC unroll 4
         for (int r = 0; r < nr; r++) {
-            h[r][half] = _mm512_dpbusd_epi32(h[r][half], w[g], activations(x, r, from + 4 * (size_t)g));
-            l[r][half] = _mm512_dpbusd_epi32(l[r][half], w[g], activations(x, r, from + 64 + 4 * (size_t)g));
+            h[r][half] = _mm512_dpbusd_epi32(h[r][half], w[g], activations(x, 2 * r, at * 32 + 4 * (size_t)g));
+            l[r][half] = _mm512_dpbusd_epi32(l[r][half], w[g], activations(x, 2 * r + 1, at * 32 + 4 * (size_t)g));
         }
     }
 #pragma GCC unroll 4

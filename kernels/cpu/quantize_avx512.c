@@ -37,7 +37,7 @@ static inline void block(const float *x, int8_t *q, bool fine, float *scale, int
     sum16[1] = (int16_t)_mm512_reduce_add_epi32(q1);
 }
 
-static void wide_block(const float *x, int8_t *q, float *scale, int16_t *sum)
+static void wide_block(const float *x, int8_t *q, int8_t *low_q, float *scale, int16_t *sum)
 {
     enum { N = LR_WIDE / 16 };
     const __m512i abs = _mm512_set1_epi32(0x7FFFFFFF), half = _mm512_set1_epi32(32);
@@ -54,9 +54,8 @@ static void wide_block(const float *x, int8_t *q, float *scale, int16_t *sum)
         const __m512i v = _mm512_cvt_roundps_epi32(y, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
         const __m512i high = _mm512_srai_epi32(_mm512_add_epi32(v, half), 6);
         const __m512i low = _mm512_sub_epi32(v, _mm512_slli_epi32(high, 6));
-        int8_t *to = q + i / 4 * 128 + i % 4 * 16;
-        _mm_storeu_si128((__m128i *)to, _mm512_cvtepi32_epi8(high));
-        _mm_storeu_si128((__m128i *)(to + 64), _mm512_cvtepi32_epi8(low));
+        _mm_storeu_si128((__m128i *)(q + 16 * i), _mm512_cvtepi32_epi8(high));
+        _mm_storeu_si128((__m128i *)(low_q + 16 * i), _mm512_cvtepi32_epi8(low));
         /* both sums in one go: a low sum is within 9 bits of either sign, 16 bits of its own */
         const int both = _mm512_reduce_add_epi32(_mm512_add_epi32(_mm512_slli_epi32(high, 16), low));
         const int16_t l = (int16_t)both;
@@ -70,7 +69,8 @@ void lr_quantize_avx512(const float *x, size_t ldx, int m, lr_qact qa, int c0, i
     for (size_t r = 0; qa.wide && r < (size_t)m; r++)
         for (size_t c = (size_t)c0; c < (size_t)c1; c += LR_WIDE) {
             const size_t at = r * (size_t)qa.k + c;
-            wide_block(x + r * ldx + c, qa.q + 2 * at, qa.scale + at / LR_WIDE, qa.sum16 + at / 8);
+            int8_t *q = qa.q + at + r * (size_t)qa.k;
+            wide_block(x + r * ldx + c, q, q + qa.k, qa.scale + at / LR_WIDE, qa.sum16 + at / 8);
         }
     if (qa.wide) return;
     for (size_t r = 0; r < (size_t)m; r++)

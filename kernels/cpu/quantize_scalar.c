@@ -41,20 +41,21 @@ static void block(const float *x, int8_t *q, bool fine, float *scale, int16_t *s
     }
 }
 
-static void wide_block(const float *x, int8_t *q, float *scale, int16_t *sum)
+static void wide_block(const float *x, int8_t *q, int8_t *low_q, float *scale, int16_t *sum)
 {
     const float a = top_of(x, LR_WIDE), magic = 0x1.8p23f;
     const bool good = isfinite(a) && a >= LR_QUANT_TINY;
     memset(sum, 0, LR_WIDE / 8 * sizeof *sum);
-    memset(q, 0, 2 * LR_WIDE);
+    memset(q, 0, LR_WIDE);
+    memset(low_q, 0, LR_WIDE);
     *scale = !isfinite(a) ? NAN : good ? a / 8128.0f : 0;
     if (!good) return;
     const float inv = 8128.0f / a;
     for (int i = 0; i < LR_WIDE; i++) {
         const float r = (x[i] * inv + magic) - magic;
         const int v = (int)r, high = (v + 8224) / 64 - 128, low = v - 64 * high;
-        q[i / 64 * 128 + i % 64] = (int8_t)high;
-        q[i / 64 * 128 + 64 + i % 64] = (int8_t)low;
+        q[i] = (int8_t)high;
+        low_q[i] = (int8_t)low;
         int16_t *s = sum + i / 32 * 4 + i % 32 / 16;
         s[0] = (int16_t)(s[0] + high);
         s[2] = (int16_t)(s[2] + low);
@@ -65,8 +66,9 @@ void lr_quantize_scalar(const float *x, size_t ldx, int m, lr_qact qa, int c0, i
 {
     for (size_t r = 0; qa.wide && r < (size_t)m; r++)
         for (size_t c = (size_t)c0; c < (size_t)c1; c += LR_WIDE) {
-            size_t at = r * (size_t)qa.k + c;
-            wide_block(x + r * ldx + c, qa.q + 2 * at, qa.scale + at / LR_WIDE, qa.sum16 + at / 8);
+            const size_t at = r * (size_t)qa.k + c;
+            int8_t *q = qa.q + at + r * (size_t)qa.k;
+            wide_block(x + r * ldx + c, q, q + qa.k, qa.scale + at / LR_WIDE, qa.sum16 + at / 8);
         }
     if (qa.wide) return;
     for (size_t r = 0; r < (size_t)m; r++)

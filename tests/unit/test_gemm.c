@@ -339,7 +339,7 @@ static void check_ahead(const matrix *a, int s0, int s1, int place)
     const int to2 = place == 0 ? half2 : a->w.then_end, own = (to - from) * 32;
     const int first = (all ? LR_AHEAD : LR_AHEAD_HALF) / (int)lr_form_bytes(f);
     lr_ahead c;
-    lr_ahead_begin(&c, &a->w, s0, s1, place);
+    lr_ahead_begin(&c, &a->w, s0, s1, place, 0);
     for (int n = first; n < own; n++) {
         assert_true(c.own);
         assert_int_equal(c.s, from + n / 32);
@@ -361,6 +361,27 @@ static void check_ahead(const matrix *a, int s0, int s1, int place)
     assert_null(c.at.q);
 }
 
+/* The same by spans of 12 blocks: all strips' first 12, then their next. */
+static void check_spans(const matrix *a, int s0, int s1)
+{
+    enum { SPAN = 12, BLOCKS = 32 };
+    const lr_form f = *lr_form_of(LR_Q4_K);
+    lr_ahead c;
+    lr_ahead_begin(&c, &a->w, s0, s1, LR_AHEAD_ALL, SPAN);
+    int skip = LR_AHEAD / (int)lr_form_bytes(f);
+    for (int from = 0; from < BLOCKS; from += SPAN)
+        for (int s = s0; s < s1; s++)
+            for (int b = from; b < from + SPAN && b < BLOCKS; b++) {
+                if (skip-- > 0) continue;
+                assert_true(c.own);
+                assert_int_equal(c.s, s);
+                assert_int_equal(c.b, b);
+                assert_ptr_equal(c.at.q, (const uint8_t *)a->packed + (size_t)s * a->w.strip_bytes);
+                lr_ahead_step(f, &c);
+            }
+    assert_false(c.own);
+}
+
 static void test_ahead(void **state)
 {
     (void)state;
@@ -372,6 +393,7 @@ static void test_ahead(void **state)
                 a.w.then_strip = 2;
                 a.w.then_end = 5;
                 check_ahead(&a, s0, 7, place);
+                check_spans(&a, s0, 7);
             }
     matrix_free(&a);
     matrix_free(&b);
@@ -417,6 +439,18 @@ static void test_tables_agree(void **state)
     }
 }
 
+/* Two to four rows and some more, which have ways of their own: odd numbers of strips, rows of several spans. */
+static void test_few_rows(void **state)
+{
+    (void)state;
+    EACH_VARIANT(v)
+    for (int i = 0; !v->bf16 && v->t != lr_cpu_table("scalar") && i < COUNT(quants); i++)
+        for (int m = 2; m <= 8; m++) {
+            check_agrees(v, quants[i], m % 2 ? 69 : 16, m == 5 ? 4096 + 768 : 256 + 512 * (m % 3), m);
+            if (m == 4) check_agrees(v, quants[i], 37, 8192 + 256, m);
+        }
+}
+
 /* The float32 reference path is the dequantized product, for every type. */
 static void test_reference(void **state)
 {
@@ -444,7 +478,7 @@ static void test_reference(void **state)
 /* The integer of value i of the first row. */
 static int value_at(const lr_qact *a, int i)
 {
-    if (a->wide) return 64 * a->q[i / 64 * 128 + i % 64] + a->q[i / 64 * 128 + 64 + i % 64];
+    if (a->wide) return 64 * a->q[i] + a->q[a->k + i];
     if (!a->fine) return a->q[i];
     const int8_t *block = a->q + i / 32 * 64;
     return 8 * block[i % 32] + block[32 + i % 32];
@@ -546,6 +580,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_pack_bytes), cmocka_unit_test(test_quantize), cmocka_unit_test(test_error),
         cmocka_unit_test(test_small_k),    cmocka_unit_test(test_company),  cmocka_unit_test(test_tables_agree),
+        cmocka_unit_test(test_few_rows),
         cmocka_unit_test(test_reference),  cmocka_unit_test(test_ahead),    cmocka_unit_test(test_extremes),
     };
     return cmocka_run_group_tests(tests, find_variants, NULL);
