@@ -159,7 +159,7 @@ static void gemm(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t 
         lr_gemm_plain_avx512(w, xf, ldx, m, y, ldy, s0, s1);
     else if (qa->h)
         lr_gemm_bf16_amx(w, qa, m, y, ldy, s0, s1);
-    else if (lr_gemm_few_amx_takes(w, qa, m))
+    else if (lr_gemm_few_amx_takes(w, qa, m, s1 - s0))
         lr_gemm_few_amx(w, qa, m, y, ldy, s0, s1);
     else if (m <= WIDE_FEW && qa->wide)
         lr_gemm_few_wide_avx512(w, qa, m, y, ldy, s0, s1);
@@ -184,7 +184,7 @@ static void quantize(const float *x, size_t ldx, int m, lr_qact qa, int c0, int 
 static const char *way(const lr_gemm_w *w, const lr_qact *qa, int m)
 {
     if (w->packed && qa->h) return "bf16 tiles";
-    if (w->packed && lr_gemm_few_amx_takes(w, qa, m)) return "int8 tiles, parts of rows stacked";
+    if (w->packed && lr_gemm_few_amx_takes(w, qa, m, w->n / LR_STRIP)) return "int8 tiles, parts of rows stacked";
     return !w->packed || m <= (qa->wide ? WIDE_FEW : FEW) ? lr_way_avx512(w, qa, m)
            : qa->wide                                     ? "int8 tiles, 14-bit rows"
            : qa->fine                                     ? "int8 tiles, 11-bit rows"

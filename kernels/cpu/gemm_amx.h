@@ -21,8 +21,8 @@ static inline void lr_tiles_load(const lr_tile_config *c) { __asm__ volatile("ld
 void lr_gemm_bf16_amx(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1);
 /* Packed weights, rows of 11 bits, more rows than FEW. */
 void lr_gemm_fine_amx(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1);
-/* Packed weights, two to four rows of 11 or 14 bits, where it takes them. */
-bool lr_gemm_few_amx_takes(const lr_gemm_w *w, const lr_qact *qa, int m);
+/* Packed weights, two to four rows of 11 or 14 bits, where it takes them: by the number of strips too. */
+bool lr_gemm_few_amx_takes(const lr_gemm_w *w, const lr_qact *qa, int m, int strips);
 void lr_gemm_few_amx(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1);
 enum { WIDE_FEW = 4 }; /* rows of 14 bits that go the VNNI way */
 /* Packed weights of super-blocks, rows of 14 bits, more rows than WIDE_FEW. */

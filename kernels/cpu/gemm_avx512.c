@@ -13,7 +13,7 @@ enum { SIDE = 4 }; /* rows whose products run side by side */
 
 /* Adds block `at`, number b of ri, to the sums of nr rows. */
 INLINE void block_rows(const lr_form f, const bool fine, const int nr, const __m512i w[8], const scales512 *s,
-                       const row_bases *x, size_t at, int b, const rows512 *ri, __m512 *acc)
+                       const row_bases *x, size_t at, int b, const rows512 *ri, const lr_ask *ask, __m512 *acc)
 {
 #pragma GCC unroll 2
     for (int r0 = 0; r0 < nr; r0 += SIDE) {
@@ -29,6 +29,7 @@ INLINE void block_rows(const lr_form f, const bool fine, const int nr, const __m
 #pragma GCC unroll 8
         for (int g = 0; g < 8; g++) {
             const bool second = f.sub == 16 && g >= 4;
+            if (r0 == 0) lr_ask_group(f, nr == 1, ask, g);
 #pragma GCC unroll 4
             for (int i = 0; i < SIDE; i++) {
                 if (r0 + i >= nr) continue;
@@ -75,11 +76,11 @@ INLINE void few(const lr_form f, const bool fine, const int ns, const int nr, co
             for (int s = 0; s < ns; s++) {
                 const lr_strip *st = &p->st[s];
                 const uint8_t *q = st->q + at * (size_t)f.main * 64, *h = st->h + at * (size_t)f.extra * 64;
-                if (p->a) lr_ahead_step(f, &p->a[s]);
+                const lr_ask ask = lr_ahead_slow(f, p->a ? &p->a[s] : NULL, st);
                 __m512i w[8];
                 unpack512(f, q, h, w);
                 const scales512 sc = scales_of(f, st, at);
-                block_rows(f, fine, nr, w, &sc, &x, at, b, &ri, acc[s]);
+                block_rows(f, fine, nr, w, &sc, &x, at, b, &ri, &ask, acc[s]);
             }
         }
     }

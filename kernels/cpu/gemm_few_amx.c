@@ -2,7 +2,8 @@
  *
  * A row is four rows of a tile of 64 k: its high and its low parts, each of the first and of the second block of 32 k,
  * zero elsewhere. So one tile product gives the sums of both parts and both blocks of four rows and 16 features, apart
- * from each other, and weights go into it as they are unpacked, before their scales. The formulas of gemm.h do the rest.
+ * from each other, and weights go into it as they are unpacked, before their scales. The formulas of gemm.h do the
+ * rest.
  *
  * Strips are read like in the product of one row, from end to end and two at a time, one of each half of the strips:
  * both share the rows. While the tiles work on 64 k of both, the next 64 are unpacked and the sums of the 64 before are
@@ -13,16 +14,19 @@
 
 enum {
     ROWS = 4,
-    SPAN = 64, /* pieces whose rows are stacked at a time: 4096 k */
+    SPAN = 64,    /* pieces whose rows are stacked at a time: 4096 k */
+    FEWEST = 6,   /* strips of a call that are worth stacking rows, */
+    LEAST = 1792, /* and values of the rows: less is no faster than the VNNI way */
 };
 
 typedef int32_t tile_sums[16][16] __attribute__((aligned(64)));
 
-/* 64 k of the rows: tile row 4 r + 2 part + block. 11 bits: scales of the two blocks, and these times their sums. */
-typedef struct rows_piece {
-    int8_t q[4 * ROWS][64];
-    float sx[ROWS][2], xs[ROWS][2];
-} __attribute__((aligned(64))) rows_piece;
+/* The rows of a span: of each 64 k a tile, whose row 4 r + 2 part + block is zero but for that block's 32 bytes
+ * (nothing else is ever written). 11 bits: scales of the blocks, and these times their sums. */
+typedef struct stack {
+    int8_t q[SPAN][4 * ROWS][64];
+    float sx[ROWS][2 * SPAN], xs[ROWS][2 * SPAN];
+} __attribute__((aligned(64))) stack;
 
 /* 64 k of two strips: B tiles of u - zero. 11 bits: S and M of the blocks. 14: their sub-scales, 32 bits each. */
 typedef struct piece {
@@ -31,7 +35,7 @@ typedef struct piece {
     __m512i sc[2][2];
 } piece;
 
-static _Thread_local rows_piece stacked[SPAN];
+static _Thread_local stack stacked;
 
 static void configure(int rows)
 {
@@ -45,31 +49,40 @@ static void configure(int rows)
 
 /* ---- rows ---- */
 
-/* The 32 bytes of a block's part, in the block's half of a tile row. */
-INLINE void stack_part(int8_t *to, int block, const int8_t *from)
+INLINE void copy32(int8_t *to, const int8_t *from)
 {
-    const __m256i v = _mm256_loadu_si256((const __m256i *)from), zero = _mm256_setzero_si256();
-    _mm256_store_si256((__m256i *)to, block ? zero : v);
-    _mm256_store_si256((__m256i *)(to + 32), block ? v : zero);
+    _mm256_store_si256((__m256i *)to, _mm256_loadu_si256((const __m256i *)from));
 }
 
+/* 11 bits: scales of blocks from .. to - 1 of row r. */
+INLINE void stack_scales(const lr_qact *qa, size_t r, size_t from, size_t to)
+{
+    for (size_t b = from; b < to; b += 16) {
+        const __mmask16 some = to - b < 16 ? (__mmask16)((1u << (to - b)) - 1) : 0xFFFF;
+        const size_t at = r * ((size_t)qa->k / 32) + b;
+        const __m512 sx = _mm512_maskz_loadu_ps(some, qa->scale + at);
+        const __m512i pairs = _mm512_maskz_loadu_epi32(some, qa->sum16 + 2 * at);
+        const __m512i sum = _mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+        _mm512_store_ps(stacked.sx[r] + (b - from), sx);
+        _mm512_store_ps(stacked.xs[r] + (b - from), _mm512_mul_ps(sx, _mm512_cvtepi32_ps(sum)));
+    }
+}
+
+/* Pieces from .. to - 1 of n rows. */
 static void stack_rows(const lr_qact *qa, int n, size_t from, size_t to)
 {
-    const size_t k = (size_t)qa->k;
-    for (size_t i = from; i < to; i++)
-        for (size_t r = 0; r < (size_t)n; r++) {
-            rows_piece *o = &stacked[i - from];
-            for (size_t part = 0; part < 2; part++)
-                for (size_t b = 0; b < 2; b++)
-                    stack_part(o->q[4 * r + 2 * part + b], (int)b,
-                               qa->wide ? qa->q + (2 * r + part) * k + 64 * i + 32 * b
-                                        : qa->q + 2 * r * k + 128 * i + 64 * b + 32 * part);
-            for (size_t b = 0; !qa->wide && b < 2; b++) {
-                const size_t at = r * (k / 32) + 2 * i + b;
-                o->sx[r][b] = qa->scale[at];
-                o->xs[r][b] = qa->scale[at] * (float)(qa->sum16[2 * at] + qa->sum16[2 * at + 1]);
-            }
+    const size_t k = (size_t)qa->k, part = qa->wide ? k : 32, block = qa->wide ? 32 : 64;
+    for (size_t r = 0; r < (size_t)n; r++) {
+        const int8_t *q = qa->q + 2 * r * k + 2 * block * from;
+        for (size_t i = 0; i < to - from; i++, q += 2 * block) {
+            int8_t(*o)[64] = stacked.q[i] + 4 * r;
+            copy32(o[0], q);
+            copy32(o[1] + 32, q + block);
+            copy32(o[2], q + part);
+            copy32(o[3] + 32, q + part + block);
         }
+        if (!qa->wide) stack_scales(qa, r, 2 * from, 2 * to);
+    }
 }
 
 /* ---- weights ---- */
@@ -136,9 +149,8 @@ INLINE void add_wide(const bool short_low, const int n, const piece *w, int s, c
         }
 }
 
-/* 11 bits. */
-INLINE void add_fine(const bool min, const int n, const piece *w, int s, const rows_piece *x, const tile_sums *c,
-                     pair_sums *z)
+/* 11 bits: the same of piece i of the span. */
+INLINE void add_fine(const bool min, const int n, const piece *w, int s, size_t i, const tile_sums *c, pair_sums *z)
 {
 #pragma GCC unroll 2
     for (int b = 0; b < 2; b++)
@@ -146,9 +158,11 @@ INLINE void add_fine(const bool min, const int n, const piece *w, int s, const r
         for (int r = 0; r < n; r++) {
             const __m512i h = _mm512_load_si512((*c)[4 * r + b]), l = _mm512_load_si512((*c)[4 * r + 2 + b]);
             const __m512 v = _mm512_cvtepi32_ps(_mm512_add_epi32(l, _mm512_slli_epi32(h, 3)));
-            const __m512 scale = _mm512_mul_ps(w->s[s][b], _mm512_set1_ps(x->sx[r][b]));
+            const __m512 scale = _mm512_mul_ps(w->s[s][b], _mm512_set1_ps(stacked.sx[r][2 * i + (size_t)b]));
             z->acc[s][r] = _mm512_fmadd_ps(v, scale, z->acc[s][r]);
-            if (min) z->acc[s][r] = _mm512_fmadd_ps(w->m[s][b], _mm512_set1_ps(x->xs[r][b]), z->acc[s][r]);
+            if (min)
+                z->acc[s][r] =
+                    _mm512_fmadd_ps(w->m[s][b], _mm512_set1_ps(stacked.xs[r][2 * i + (size_t)b]), z->acc[s][r]);
         }
 }
 
@@ -178,15 +192,15 @@ typedef struct few_call {
 } few_call;
 
 /* Adds piece i, whose sums are in c; after the last one of a super-block its float part. */
-INLINE void add_piece(const lr_form f, const bool short_low, const int n, const few_call *k, const places512 *p, size_t i,
-                      const piece *w, const tile_sums *c, pair_sums *z)
+INLINE void add_piece(const lr_form f, const bool short_low, const int n, const few_call *k, const places512 *p,
+                      size_t i, const piece *w, const tile_sums *c, pair_sums *z)
 {
 #pragma GCC unroll 2
     for (int s = 0; s < 2; s++)
         if (f.super)
             add_wide(short_low, n, w, s, &c[s], z);
         else
-            add_fine(f.min, n, w, s, &stacked[i - k->from], &c[s], z);
+            add_fine(f.min, n, w, s, i - k->from, &c[s], z);
     if (f.super && i % 4 == 3) add_supers(f, n, p, k->qa, i / 4, z);
 }
 
@@ -210,7 +224,7 @@ INLINE void pair_of_strips(const lr_form f, const bool short_low, const int n, c
         const size_t next = now == 2 ? 0 : now + 1;
         _tile_zero(0);
         _tile_zero(1);
-        LR_TILE_LOAD(2, stacked[i - k->from].q, 64);
+        LR_TILE_LOAD(2, stacked.q[i - k->from], 64);
         LR_TILE_LOAD(3, w[now].w[0], 64);
         _tile_dpbssd(0, 2, 3);
         LR_TILE_LOAD(4, w[now].w[1], 64);
@@ -251,9 +265,9 @@ static pair_fn *const kinds[4][ROWS + 1] = {
     {NULL, NULL, wide_min2, wide_min3, wide_min4},
 };
 
-bool lr_gemm_few_amx_takes(const lr_gemm_w *w, const lr_qact *qa, int m)
+bool lr_gemm_few_amx_takes(const lr_gemm_w *w, const lr_qact *qa, int m, int strips)
 {
-    if (m < 2 || m > ROWS || !w->packed || w->k % 64) return false;
+    if (m < 2 || m > ROWS || strips < FEWEST || m * w->k < LEAST || !w->packed || w->k % 64) return false;
     const lr_form *f = lr_form_of(w->type);
     return f->sub == 32 && (f->super ? qa->wide : qa->fine);
 }

@@ -93,13 +93,13 @@ INLINE void add_rows(const lr_form f, const unit u, const wide_scales *s, size_t
 }
 
 #define PRODUCTS(ks)                                                                                                   \
-    LR_TILE_LOAD(4, q + 64 * (ks), k2);                                                                               \
+    LR_TILE_LOAD(4, q + 64 * (ks), k2);                                                                                \
     LR_TILE_LOAD(6, p->a[ks], 64);                                                                                     \
-    LR_WIDE_PRODUCT(0, 4, 6);                                                                                                  \
-    LR_TILE_LOAD(5, low + 64 * (ks), k2);                                                                          \
-    LR_WIDE_PRODUCT(1, 5, 6);                                                                                                  \
+    LR_WIDE_PRODUCT(0, 4, 6);                                                                                          \
+    LR_TILE_LOAD(5, low + 64 * (ks), k2);                                                                              \
+    LR_WIDE_PRODUCT(1, 5, 6);                                                                                          \
     LR_TILE_LOAD(7, p->b[ks], 64);                                                                                     \
-    LR_WIDE_PRODUCT(2, 4, 7);                                                                                                  \
+    LR_WIDE_PRODUCT(2, 4, 7);                                                                                          \
     LR_WIDE_PRODUCT(3, 5, 7)
 
 #define ROWS(r0, r1)                                                                                                   \

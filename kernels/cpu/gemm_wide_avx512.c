@@ -57,7 +57,7 @@ INLINE void begin_set(const lr_form f, const lr_qact *qa, size_t row, size_t sb,
 
 /* Block i of the super-block, nr rows: adds to H and L. */
 INLINE void add_block_wide(const lr_form f, const int nr, const __m512i w[8], const sub_scales *sc, const row_bases *x,
-                           size_t at, int i, const begin *begins, __m512i *hs, __m512i *ls)
+                           size_t at, int i, const begin *begins, const lr_ask *ask, __m512i *hs, __m512i *ls)
 {
     __m512i h[SIDE][2], l[SIDE][2];
 #pragma GCC unroll 4
@@ -71,6 +71,7 @@ INLINE void add_block_wide(const lr_form f, const int nr, const __m512i w[8], co
 #pragma GCC unroll 8
     for (int g = 0; g < 8; g++) {
         const int half = f.sub == 16 && g >= 4;
+        lr_ask_group(f, nr == 1, ask, g);
 #pragma GCC unroll 4
         for (int r = 0; r < nr; r++) {
             h[r][half] = _mm512_dpbusd_epi32(h[r][half], w[g], activations(x, 2 * r, at * 32 + 4 * (size_t)g));
@@ -118,11 +119,11 @@ INLINE void few_wide(const lr_form f, const int ns, const int nr, const places51
 #pragma GCC unroll 2
             for (int s = 0; s < ns; s++) {
                 const lr_strip *st = &p->st[s];
-                if (p->a) lr_ahead_step(f, &p->a[s]);
+                const lr_ask ask = lr_ahead_slow(f, p->a ? &p->a[s] : NULL, st);
                 __m512i w[8];
                 unpack512(f, st->q + at * (size_t)f.main * 64, st->h + at * (size_t)f.extra * 64, w);
                 const sub_scales sc = sub_scales_of(f, st, at);
-                add_block_wide(f, nr, w, &sc, &x, at, i, begins, h[s], l[s]);
+                add_block_wide(f, nr, w, &sc, &x, at, i, begins, &ask, h[s], l[s]);
             }
         }
 #pragma GCC unroll 2
