@@ -70,36 +70,9 @@ static inline __attribute__((always_inline)) void lr_ask_block(const lr_form f, 
 
 void lr_ask_any(const lr_ahead *a);
 
-/* A block whose values are asked for line by line, between the products of another. */
-typedef struct lr_ask {
-    const uint8_t *q, *h;
-} lr_ask;
-
-/* As lr_ahead_step, but the block's values are left to lr_ask_group, groups 0 to 7: memory gives more to requests that
- * come one by one. Own strips only; else all is asked for at once, and `near` stands for the block. */
-static inline __attribute__((always_inline)) lr_ask lr_ahead_slow(const lr_form f, lr_ahead *a, const lr_strip *near)
+static inline __attribute__((always_inline)) void lr_ahead_next(lr_ahead *a)
 {
-    lr_ask o = {near->q, near->h};
-    if (!a) return o;
-    if (a->own) {
-        o.q = a->at.q + (size_t)a->b * (size_t)f.main * 64;
-        o.h = a->at.h + (size_t)a->b * (size_t)f.extra * 64;
-        lr_ask_scales(f, &a->at, (size_t)a->b);
-    } else if (a->at.q)
-        lr_ask_any(a);
-    else
-        return o;
     if (++a->b == a->b1) lr_ahead_strip(a);
-    return o;
-}
-
-/* l1: into the first-level cache, which pays for one row only. */
-static inline __attribute__((always_inline)) void lr_ask_group(const lr_form f, const bool l1, const lr_ask *o, int g)
-{
-    const uint8_t *q = o->q + 64 * (g * f.main / 8), *h = o->h + 64 * (g / 4);
-    if (f.main == 8 || (f.main == 4 && g % 2 == 0) || (f.main == 2 && g % 4 == 0))
-        l1 ? __builtin_prefetch(q, 0, 3) : LR_ASK(q);
-    if ((f.extra == 2 && g % 4 == 1) || (f.extra == 1 && g == 3)) l1 ? __builtin_prefetch(h, 0, 3) : LR_ASK(h);
 }
 
 /* Once a block of the product; f: the form of the product's weights. */
@@ -111,7 +84,37 @@ static inline __attribute__((always_inline)) void lr_ahead_step(const lr_form f,
         lr_ask_any(a);
     else
         return;
-    if (++a->b == a->b1) lr_ahead_strip(a);
+    lr_ahead_next(a);
+}
+
+/* A block whose values are asked for line by line, between the products of another. */
+typedef struct lr_ask {
+    const uint8_t *q, *h;
+} lr_ask;
+
+/* As lr_ahead_step, but the values of an own strip's block are left to lr_ask_group, groups 0 to 7: memory gives more
+ * to requests that come one by one. Otherwise, and without a cursor (NULL), `near` stands for the block. */
+static inline __attribute__((always_inline)) lr_ask lr_ahead_slow(const lr_form f, lr_ahead *a, const lr_strip *near)
+{
+    lr_ask o = {near->q, near->h};
+    if (a && a->own) {
+        o.q = a->at.q + (size_t)a->b * (size_t)f.main * 64;
+        o.h = a->at.h + (size_t)a->b * (size_t)f.extra * 64;
+        lr_ask_scales(f, &a->at, (size_t)a->b);
+        lr_ahead_next(a);
+    } else if (a) {
+        lr_ahead_step(f, a);
+    }
+    return o;
+}
+
+/* l1: into the first-level cache, which pays for one row only. */
+static inline __attribute__((always_inline)) void lr_ask_group(const lr_form f, const bool l1, const lr_ask *o, int g)
+{
+    const uint8_t *q = o->q + 64 * (g * f.main / 8), *h = o->h + 64 * (g / 4);
+    if (f.main == 8 || (f.main == 4 && g % 2 == 0) || (f.main == 2 && g % 4 == 0))
+        l1 ? __builtin_prefetch(q, 0, 3) : LR_ASK(q);
+    if ((f.extra == 2 && g % 4 == 1) || (f.extra == 1 && g == 3)) l1 ? __builtin_prefetch(h, 0, 3) : LR_ASK(h);
 }
 
 #endif

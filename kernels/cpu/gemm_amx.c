@@ -32,8 +32,6 @@ static void configure(int rows, bool half)
     lr_tiles_load(&c);
 }
 
-typedef int32_t tile_sums[16][16] __attribute__((aligned(64)));
-
 /* A pair of units: products now, their sums to memory later. */
 #define PRODUCT(u, c, a, b)                                                                                            \
     if ((u) < units) {                                                                                                 \
@@ -46,8 +44,8 @@ typedef int32_t tile_sums[16][16] __attribute__((aligned(64)));
     if ((u) < units) _tile_stored(c, sums[i], 64)
 
 /* Adds block b, whose integer sums are in i0 (and i1). */
-INLINE void add_tile(const lr_form f, const panel *p, const rows512 *ri, int b, const tile_sums *i0,
-                     const tile_sums *i1, __m512 acc[16])
+INLINE void add_tile(const lr_form f, const panel *p, const rows512 *ri, int b, const lr_tile_sums *i0,
+                     const lr_tile_sums *i1, __m512 acc[16])
 {
 #pragma GCC unroll 16
     for (int r = 0; r < 16; r++)
@@ -63,7 +61,7 @@ INLINE void tile(const lr_form f, const panel *p, int c, int nb, const lr_qact *
     const size_t k = (size_t)qa->k, cols = half ? 16 : 32;
     const int units = half ? 2 * nb : nb, step = half ? 1 : 2; /* step: blocks of a pair */
     const int8_t *q = qa->q + row * k + (size_t)c * 32;
-    tile_sums sums[4];
+    lr_tile_sums sums[4];
     __m512 acc[16];
 #pragma GCC unroll 16
     for (int r = 0; r < 16; r++)

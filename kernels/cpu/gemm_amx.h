@@ -17,6 +17,9 @@ static inline void lr_tiles_load(const lr_tile_config *c) { __asm__ volatile("ld
 #define LR_TILE_LOAD_(tile, base, stride)                                                                              \
     __asm__ volatile("tileloadd (%0,%1,1), %%tmm" #tile ::"r"((const void *)(base)), "r"((long)(stride)) : "memory")
 
+/* What a tile of sums is stored to. */
+typedef int32_t lr_tile_sums[16][16] __attribute__((aligned(64)));
+
 /* Packed weights, rows in bf16 (qa->h), any m. */
 void lr_gemm_bf16_amx(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1);
 /* Packed weights, rows of 11 bits, more rows than FEW. */

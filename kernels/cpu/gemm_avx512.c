@@ -146,13 +146,7 @@ void lr_gemm_places_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *
     lr_ahead_begin(&a[1], w, s0, s1, m == 1 ? 1 : LR_AHEAD_ALL, 0);
     for (int s = s0, t = half; t < s1; s++, t++) {
         const bool two = s < half;
-        const int at[2] = {two ? s : t, t};
-        places512 p = {.a = two ? a : a + 1};
-        for (int i = 0; i < 2; i++) {
-            p.st[i] = lr_strip_at(&parts, w, at[i]);
-            p.y[i] = y + 16 * (size_t)at[i];
-            p.mask[i] = strip_mask(w, at[i]);
-        }
+        const places512 p = places_of(w, &parts, y, two ? s : t, t, two ? a : a + 1);
         if (two)
             by->pair(&p, qa, 0, ldy);
         else

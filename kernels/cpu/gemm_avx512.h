@@ -193,6 +193,15 @@ typedef struct places512 {
     __mmask16 mask[2];
 } places512;
 
+/* Strips s and t of y = x w^T; a: a cursor for each. */
+INLINE places512 places_of(const lr_gemm_w *w, const lr_parts *parts, float *y, int s, int t, lr_ahead *a)
+{
+    return (places512){{lr_strip_at(parts, w, s), lr_strip_at(parts, w, t)},
+                       a,
+                       {y + 16 * (size_t)s, y + 16 * (size_t)t},
+                       {strip_mask(w, s), strip_mask(w, t)}};
+}
+
 /* A type's products of rows from row on: two strips and one row; one strip and as many rows as the index says, 1 to 4
  * and perhaps more (else NULL). */
 typedef void few512(const places512 *p, const lr_qact *qa, size_t row, size_t ldy);

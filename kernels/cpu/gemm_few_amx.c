@@ -19,8 +19,6 @@ enum {
     LEAST = 1792, /* and values of the rows: less is no faster than the VNNI way */
 };
 
-typedef int32_t tile_sums[16][16] __attribute__((aligned(64)));
-
 /* The rows of a span: of each 64 k a tile, whose row 4 r + 2 part + block is zero but for that block's 32 bytes
  * (nothing else is ever written). 11 bits: scales of the blocks, and these times their sums. */
 typedef struct stack {
@@ -136,7 +134,7 @@ typedef struct pair_sums {
 } pair_sums;
 
 /* 14 bits: adds a piece's sums c of strip s. short_low: the sums of low parts fit into 16 bits. */
-INLINE void add_wide(const bool short_low, const int n, const piece *w, int s, const tile_sums *c, pair_sums *z)
+INLINE void add_wide(const bool short_low, const int n, const piece *w, int s, const lr_tile_sums *c, pair_sums *z)
 {
 #pragma GCC unroll 4
     for (int r = 0; r < n; r++)
@@ -150,7 +148,7 @@ INLINE void add_wide(const bool short_low, const int n, const piece *w, int s, c
 }
 
 /* 11 bits: the same of piece i of the span. */
-INLINE void add_fine(const bool min, const int n, const piece *w, int s, size_t i, const tile_sums *c, pair_sums *z)
+INLINE void add_fine(const bool min, const int n, const piece *w, int s, size_t i, const lr_tile_sums *c, pair_sums *z)
 {
 #pragma GCC unroll 2
     for (int b = 0; b < 2; b++)
@@ -193,7 +191,7 @@ typedef struct few_call {
 
 /* Adds piece i, whose sums are in c; after the last one of a super-block its float part. */
 INLINE void add_piece(const lr_form f, const bool short_low, const int n, const few_call *k, const places512 *p,
-                      size_t i, const piece *w, const tile_sums *c, pair_sums *z)
+                      size_t i, const piece *w, const lr_tile_sums *c, pair_sums *z)
 {
 #pragma GCC unroll 2
     for (int s = 0; s < 2; s++)
@@ -208,7 +206,7 @@ INLINE void add_piece(const lr_form f, const bool short_low, const int n, const 
 INLINE void pair_of_strips(const lr_form f, const bool short_low, const int n, const few_call *k, const places512 *p)
 {
     piece w[3];
-    tile_sums c[2][2];
+    lr_tile_sums c[2][2];
     pair_sums z;
 #pragma GCC unroll 2
     for (int s = 0; s < 2; s++)
@@ -272,15 +270,6 @@ bool lr_gemm_few_amx_takes(const lr_gemm_w *w, const lr_qact *qa, int m, int str
     return f->sub == 32 && (f->super ? qa->wide : qa->fine);
 }
 
-/* Strips s and t; the same one: it stands for both. */
-static places512 places_of(const lr_gemm_w *w, const lr_parts *parts, float *y, int s, int t, lr_ahead *a)
-{
-    return (places512){{lr_strip_at(parts, w, s), lr_strip_at(parts, w, t)},
-                       a,
-                       {y + 16 * (size_t)s, y + 16 * (size_t)t},
-                       {s == t ? 0 : strip_mask(w, s), strip_mask(w, t)}};
-}
-
 void lr_gemm_few_amx(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1)
 {
     const lr_form *f = lr_form_of(w->type);
@@ -295,7 +284,7 @@ void lr_gemm_few_amx(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, siz
     for (size_t from = 0; from < pieces; from += SPAN) {
         const few_call k = {qa, unpack[w->type], from, from + SPAN < pieces ? from + SPAN : pieces, ldy};
         stack_rows(qa, m, k.from, k.to);
-        for (int s = s0, t = half; t < s1; s++, t++) { /* an odd number: the last strip stands for both */
+        for (int s = s0, t = half; t < s1; s++, t++) { /* an odd number: the last strip is both */
             const places512 p = places_of(w, &parts, y, s < half ? s : t, t, a);
             pair(&k, &p);
         }

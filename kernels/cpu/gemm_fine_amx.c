@@ -95,8 +95,6 @@ INLINE void unpack_block(const lr_form f, const lr_strip *st, size_t at, size_t 
     if (f.min) o->s[b].sm = s.sm;
 }
 
-typedef int32_t tile_sums[16][16] __attribute__((aligned(64)));
-
 /* What a tile of rows needs of a chunk. */
 typedef struct fine_rows {
     int8_t q[FINE_CHUNK][16][64]; /* A tiles */
@@ -132,8 +130,8 @@ INLINE __m512 small_to_float(__m512i i)
 }
 
 /* Adds block b, whose integer sums are in i0 (and i1), to the rows of acc. */
-INLINE void add_tile(const lr_form f, const fine_panel *p, const fine_rows *ri, int b, const tile_sums *i0,
-                     const tile_sums *i1, __m512 acc[16])
+INLINE void add_tile(const lr_form f, const fine_panel *p, const fine_rows *ri, int b, const lr_tile_sums *i0,
+                     const lr_tile_sums *i1, __m512 acc[16])
 {
     const scales512 *s = &p->s[b];
 #pragma GCC unroll 16
@@ -210,7 +208,7 @@ INLINE void tiles(const lr_form f, const fine_call *a, int nt, int nr)
     const int8_t *q = a->ri->q[0][0];
     const int quota = (a->next_nb + nt * ((units + 3) / 4) - 1) / (nt * ((units + 3) / 4));
     int unpacked = 0;
-    tile_sums sums[4];
+    lr_tile_sums sums[4];
     __m512 acc[16];
     PRODUCT(q, 0, 0, 2, 4)
     PRODUCT(q, 1, 1, 3, 5)

@@ -9,7 +9,8 @@
  * each. Storing the first two overlaps with the products of the others, and the float part of a unit with the products
  * of the next one; the tile unit never waits.
  */
-#include "cpu/gemm_wide_amx.h"
+#include "cpu/gemm_amx.h"
+#include "cpu/gemm_wide_avx512.h"
 #include <string.h>
 
 enum {
@@ -38,7 +39,7 @@ typedef struct unit {
     const wide_panel *p;
     const wide_rows *x;
     float *y;
-    tile_sums *sums; /* ah, al, bh, bl */
+    lr_tile_sums *sums; /* ah, al, bh, bl */
     __mmask16 mask;
     bool first; /* of its row: y is set */
 } unit;
@@ -51,6 +52,61 @@ static void configure(int rows)
         c.colsb[i] = 64;
     }
     lr_tiles_load(&c);
+}
+
+/* The 64 bytes of 16-bit values (even, odd) taken apart into tiles a and b, by moves of bits, which the vector port
+ * that tiles leave idle can do. */
+INLINE void take_apart(__m512i even, __m512i odd, uint8_t *a, uint8_t *b)
+{
+    const __mmask64 odds = 0xAAAAAAAAAAAAAAAA;
+    const __m512i low = _mm512_set1_epi64(0x3030202010100000), high = _mm512_add_epi8(low, _mm512_set1_epi8(6));
+    const __m512i ah = _mm512_multishift_epi64_epi8(high, even);
+    const __m512i bh = _mm512_mask_multishift_epi64_epi8(even, odds, low, odd);
+    _mm512_store_si512(a, _mm512_mask_multishift_epi64_epi8(ah, odds, high, odd));
+    _mm512_store_si512(b, _mm512_and_si512(bh, _mm512_set1_epi8(63)));
+}
+
+/* Whether a weight is taken apart by its sub-scale's 3 upper and 3 lower bits, each times u a byte. */
+INLINE bool by_scale(const lr_form f) { return f.min && f.sub == 32; }
+
+/* A weight is a << base_of + b. */
+INLINE int base_of(const lr_form f) { return by_scale(f) ? 3 : 6; }
+
+/* Bytes of 16 features to lanes of 32 bits. */
+INLINE __m512i lanes_of(const uint8_t *p) { return _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p)); }
+
+/* Block `at` of a strip: its half (8 rows) of the B tiles of a and of b. */
+INLINE void unpack_parts(const lr_form f, const lr_strip *st, size_t at, uint8_t *a, uint8_t *b)
+{
+    __m512i w[8];
+    unpack512(f, st->q + at * (size_t)f.main * 64, st->h + at * (size_t)f.extra * 64, w);
+    for (int half = 0; half < 32 / f.sub; half++) {
+        __m512i sc = lanes_of(st->sc + (at * (size_t)(32 / f.sub) + (size_t)half) * 16);
+        if (f.sub == 16 && f.min) sc = _mm512_and_si512(sc, _mm512_set1_epi32(15));
+        if (by_scale(f)) { /* products of two bytes at once: none is above 7 * 31 */
+            const __m512i both = _mm512_or_si512(sc, _mm512_slli_epi32(sc, 16));
+            const __m512i s1 = _mm512_srli_epi16(both, 3), s0 = _mm512_and_si512(both, _mm512_set1_epi16(7));
+            for (int g = 0; g < 8; g++) {
+                _mm512_store_si512(a + 64 * g, _mm512_mullo_epi16(w[g], s1));
+                _mm512_store_si512(b + 64 * g, _mm512_mullo_epi16(w[g], s0));
+            }
+            continue;
+        }
+        const __m512i even = _mm512_or_si512(sc, _mm512_slli_epi32(sc, 16)), odd = _mm512_slli_epi16(even, 8);
+        const __m512i zero =
+            _mm512_mullo_epi16(_mm512_srai_epi16(odd, 8), _mm512_set1_epi16((short)f.zero)); /* zero * sc */
+        for (int g = half * 4; g < (f.sub == 32 ? 8 : half * 4 + 4); g++) {
+            __m512i e = _mm512_maddubs_epi16(w[g], even), d = _mm512_maddubs_epi16(w[g], odd);
+            if (f.zero) e = _mm512_sub_epi16(e, zero), d = _mm512_sub_epi16(d, zero);
+            take_apart(e, d, a + 64 * g, b + 64 * g);
+        }
+    }
+}
+
+/* Sums of a and b put together. */
+INLINE __m512i joined(const lr_form f, __m512i a, __m512i b)
+{
+    return _mm512_add_epi32(_mm512_slli_epi32(a, (unsigned)base_of(f)), b);
 }
 
 /* Asks for block i of super-block sb of a strip, and for its share of the scales: spread over the blocks, as a thread
@@ -92,15 +148,21 @@ INLINE void add_rows(const lr_form f, const unit u, const wide_scales *s, size_t
     }
 }
 
+/* Tile c += a b, weights' part in b. */
+#define PRODUCT(c, a, b)                                                                                               \
+    if (by_scale(f))                                                                                                   \
+        _tile_dpbsud(c, a, b);                                                                                         \
+    else                                                                                                               \
+        _tile_dpbssd(c, a, b)
 #define PRODUCTS(ks)                                                                                                   \
     LR_TILE_LOAD(4, q + 64 * (ks), k2);                                                                                \
     LR_TILE_LOAD(6, p->a[ks], 64);                                                                                     \
-    LR_WIDE_PRODUCT(0, 4, 6);                                                                                          \
+    PRODUCT(0, 4, 6);                                                                                                  \
     LR_TILE_LOAD(5, low + 64 * (ks), k2);                                                                              \
-    LR_WIDE_PRODUCT(1, 5, 6);                                                                                          \
+    PRODUCT(1, 5, 6);                                                                                                  \
     LR_TILE_LOAD(7, p->b[ks], 64);                                                                                     \
-    LR_WIDE_PRODUCT(2, 4, 7);                                                                                          \
-    LR_WIDE_PRODUCT(3, 5, 7)
+    PRODUCT(2, 4, 7);                                                                                                  \
+    PRODUCT(3, 5, 7)
 
 #define ROWS(r0, r1)                                                                                                   \
     if (last) add_rows(f, l, &scales, ldy, full ? (r0) : (r0) < nr ? (r0) : nr, full ? (r1) : (r1) < nr ? (r1) : nr)
@@ -117,7 +179,7 @@ INLINE void step(const lr_form f, const bool full, const unit *u, const unit *la
     const int8_t *q = u->x->q, *low = q + u->x->low;
     const size_t k2 = u->x->k2;
     const wide_panel *p = u->p;
-    tile_sums *sums = u->sums;
+    lr_tile_sums *sums = u->sums;
     _tile_zero(0);
     _tile_zero(1);
     _tile_zero(2);
@@ -206,7 +268,7 @@ typedef struct wide_call {
     int n;  /* of units, the one in turn */
     const unit *last;
     unit units[2];
-    tile_sums sums[2][4];
+    lr_tile_sums sums[2][4];
 } wide_call;
 
 static void call_unit(wide_call *c, const wide_panel *p, const wide_rows *x, size_t row, size_t sb, int s)

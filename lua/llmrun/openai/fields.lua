@@ -64,11 +64,18 @@ function M.boolean(param, v)
     return v
 end
 
+--- Checks how many bytes texts have. what: how they are called ("bytes").
+function M.fits(param, bytes, max, what)
+    if bytes > max then
+        M.bad(param, ("at most %d %s expected, got %d"):format(max, what or "bytes", bytes), "string_too_long")
+    end
+end
+
 --- Checks a text; max: its longest length in bytes.
 function M.text(param, v, max)
     if v == nil then return nil end
     if type(v) ~= "string" then wrong_type(param, "string", v) end
-    if max and #v > max then M.bad(param, ("at most %d bytes expected, got %d"):format(max, #v), "string_too_long") end
+    if max then M.fits(param, #v, max) end
     return v
 end
 

@@ -103,12 +103,6 @@ local function read_message(param, m)
     return out
 end
 
-local function too_long(param, bytes, most)
-    if bytes > most then
-        fields.bad(param, ("at most %d bytes of text expected, got %d"):format(most, bytes), "string_too_long")
-    end
-end
-
 --- The messages of a request.
 ---@param v any
 ---@param limits table
@@ -128,7 +122,7 @@ function M.read(v, limits, param)
         if out.role == "tool" and not out.name and out.tool_call_id then out.name = names[out.tool_call_id] end
         list[i] = out
     end
-    too_long(param, bytes, limits.text_bytes)
+    fields.fits(param, bytes, limits.text_bytes, "bytes of text")
     return list
 end
 
@@ -317,7 +311,7 @@ function M.prompt(model, list, defs, vars, most, param)
     end
     local segments = model.chat:segments("messages", list, all)
     local text = chat_text(segments)
-    too_long(param or "messages", #text, most)
+    fields.fits(param or "messages", #text, most, "bytes of text")
     return model.chat:encode("messages", segments), text, style
 end
 

@@ -26,9 +26,7 @@ M.limits = {
 function M.check_texts(param, list, limits)
     local bytes = 0
     for _, v in ipairs(list) do bytes = bytes + (type(v) == "string" and #v or 0) end
-    if bytes > limits.text_bytes then
-        fields.bad(param, ("at most %d bytes expected, got %d"):format(limits.text_bytes, bytes), "string_too_long")
-    end
+    fields.fits(param, bytes, limits.text_bytes)
     return list
 end
 
