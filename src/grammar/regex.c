@@ -91,6 +91,12 @@ int lr_regex_new(lr_regex **out, const char *pattern, size_t n, unsigned flags, 
     return 0;
 }
 
+static int no_node(const rtree *t, lr_error *err)
+{
+    if (!lr_rtree__full(t)) return no_memory(err);
+    return lr_fail(err, LR_ELIMIT, "too many or too long strings");
+}
+
 /* One string as a sequence of characters. */
 static uint32_t literal(rtree *t, lr_str s, lr_error *err)
 {
@@ -104,11 +110,11 @@ static uint32_t literal(rtree *t, lr_str s, lr_error *err)
         ok = cp >= 0 || !lr_fail(err, LR_EFORMAT, "a string is not UTF-8");
         ok = ok && (lr_chars_add(&set, (uint32_t)cp, (uint32_t)cp) || !no_memory(err));
         if (ok) node[n] = lr_rtree__set(t, &set);
-        ok = ok && (node[n++] != UINT32_MAX || !lr_fail(err, LR_ELIMIT, "too many or too long strings"));
+        ok = ok && (node[n++] != UINT32_MAX || !no_node(t, err));
     }
     if (ok) {
         out = lr_rtree__list(t, R_SEQ, node, n);
-        if (out == UINT32_MAX) no_memory(err);
+        if (out == UINT32_MAX) no_node(t, err);
     }
     lr_free(node);
     return out;
@@ -127,7 +133,7 @@ int lr_regex_lits(lr_regex **out, const lr_str *s, size_t n, lr_error *err)
     if (ok) {
         lr_chars none = {0};
         r->tree.root = n ? lr_rtree__list(&r->tree, R_ALT, each, (uint32_t)n) : lr_rtree__set(&r->tree, &none);
-        ok = r->tree.root != UINT32_MAX || !no_memory(err);
+        ok = r->tree.root != UINT32_MAX || !no_node(&r->tree, err);
     }
     lr_free(each);
     if (!ok) {

@@ -2,12 +2,20 @@
  *
  * Code points that no set of the pattern tells apart are one "atom" (a range). ^ passes only before the first
  * character; behind $ nothing more may be read, which is a second copy ("ended") of the states.
+ *
+ * What can fail here returns 0, LR_ENOMEM or LR_ELIMIT; failed() finds the words for it.
  */
 #include "grammar/regex_int.h"
 #include "text/unicode.h"
 #include <stdlib.h>
 
 #define NONE UINT32_MAX
+
+static int failed(int rc, lr_error *err)
+{
+    if (rc == LR_ENOMEM) return lr_fail(err, rc, "regex: no memory");
+    return lr_fail(err, rc, "regex: it needs too many states; smaller bounds of repetitions, and fewer, need less");
+}
 
 /* ---- numbering of keys ---- */
 
@@ -36,6 +44,7 @@ static uint32_t key_hash(const uint32_t *w, uint32_t n)
     return (uint32_t)(h >> 16);
 }
 
+/* Room for one more key of n words; false: no memory. */
 static bool keys_grow(keys *k, uint32_t n)
 {
     if (k->n_word + n > k->cap_word) {
@@ -64,27 +73,23 @@ static bool keys_grow(keys *k, uint32_t n)
     return true;
 }
 
-/* The number of a key; NONE: no memory, or more than LR_RE_MAX_STATES. */
-static uint32_t key_number(keys *k, const uint32_t *w, uint32_t n)
+/* The number of a key. */
+static int key_number(keys *k, const uint32_t *w, uint32_t n, uint32_t *out)
 {
-    if (!keys_grow(k, n)) return NONE;
+    if (!keys_grow(k, n)) return LR_ENOMEM;
     uint32_t h = key_hash(w, n) & (k->n_slot - 1);
     for (; k->slot[h]; h = (h + 1) & (k->n_slot - 1)) {
-        uint32_t i = k->slot[h] - 1;
-        if (k->at[i + 1] - k->at[i] == n && (n == 0 || memcmp(k->word + k->at[i], w, n * sizeof *w) == 0)) return i;
+        uint32_t i = *out = k->slot[h] - 1;
+        if (k->at[i + 1] - k->at[i] == n && (n == 0 || memcmp(k->word + k->at[i], w, n * sizeof *w) == 0)) return 0;
     }
-    if (k->n >= LR_RE_MAX_STATES) return NONE;
+    if (k->n >= LR_RE_MAX_STATES) return LR_ELIMIT;
     k->slot[h] = k->n + 1;
     k->at[k->n] = k->n_word;
     if (n) memcpy(k->word + k->n_word, w, n * sizeof *w);
     k->n_word += n;
     k->at[k->n + 1] = k->n_word;
-    return k->n++;
-}
-
-static int too_large(lr_error *err)
-{
-    return lr_fail(err, LR_ELIMIT, "regex: it needs too many states (or memory is short)");
+    *out = k->n++;
+    return 0;
 }
 
 /* ---- tables ---- */
@@ -111,18 +116,18 @@ void lr_rdfa_unref(rdfa *a)
 }
 
 /* Room for state number n - 1 and those below; cap: states there is room for. */
-static bool rdfa_grow(rdfa *a, uint32_t *cap, uint32_t n)
+static int rdfa_grow(rdfa *a, uint32_t *cap, uint32_t n)
 {
-    if (n <= *cap) return true;
+    if (n <= *cap) return 0;
     uint32_t want = n * 2 + 16;
-    if ((uint64_t)n * a->n_atom > LR_RE_MAX_TABLE) return false;
+    if ((uint64_t)n * a->n_atom > LR_RE_MAX_TABLE) return LR_ELIMIT;
     uint32_t *t = lr_reallocarray(a->trans, (size_t)want * a->n_atom, sizeof *t);
     if (t) a->trans = t;
     bool *acc = lr_reallocarray(a->accept, want, sizeof *acc);
     if (acc) a->accept = acc;
-    if (!t || !acc) return false;
+    if (!t || !acc) return LR_ENOMEM;
     *cap = want;
-    return true;
+    return 0;
 }
 
 static uint32_t atom_of(const rdfa *a, uint32_t c)
@@ -143,10 +148,12 @@ static uint32_t atom_of(const rdfa *a, uint32_t c)
 #define MINIMIZE_WORK                                                                                                  \
     8000000 /* table entries that are looked at: long chains take as many rounds as they have states */
 
-/* Renumbers so that states that no text tells apart are one; 0 stays the dead one. */
-static bool minimize(rdfa *a)
+/* Renumbers so that states that no text tells apart are one; 0 stays the dead one. Where it fails, a is larger, but
+ * right.
+ */
+static void minimize(rdfa *a)
 {
-    if (a->n < 3) return true;
+    if (a->n < 3) return;
     uint64_t work = 0;
     uint32_t *cls = lr_calloc(a->n, sizeof *cls), *key = lr_reallocarray(NULL, a->n_atom + 1, sizeof *key), n_cls = 1;
     uint32_t *next = lr_calloc(a->n, sizeof *next);
@@ -162,8 +169,7 @@ static bool minimize(rdfa *a)
         for (uint32_t q = 0; q < a->n && ok; q++) {
             key[0] = cls[q];
             for (uint32_t c = 0; c < a->n_atom; c++) key[c + 1] = cls[a->trans[(size_t)q * a->n_atom + c]];
-            next[q] = key_number(&k, key, a->n_atom + 1);
-            ok = next[q] != NONE;
+            ok = !key_number(&k, key, a->n_atom + 1, &next[q]);
         }
         again = ok && k.n != n_cls;
         n_cls = k.n;
@@ -183,7 +189,6 @@ static bool minimize(rdfa *a)
     lr_free(cls);
     lr_free(key);
     lr_free(next);
-    return true; /* larger, but right */
 }
 
 /* ---- tree -> nondeterministic ---- */
@@ -199,15 +204,23 @@ typedef struct thompson {
     tstate *st;
     uint32_t n, cap;
     int depth;
+    int rc; /* why a state could not be made */
 } thompson;
+
+static uint32_t no_state(thompson *h, int rc)
+{
+    if (!h->rc) h->rc = rc;
+    return NONE;
+}
 
 static uint32_t state(thompson *h, uint32_t kind, uint32_t set, uint32_t a, uint32_t b)
 {
     if (a == NONE || b == NONE) return NONE;
     if (h->n == h->cap) {
         uint32_t cap = h->cap * 2 + 64;
-        tstate *p = cap < 2 * LR_RE_MAX_NFA ? lr_reallocarray(h->st, cap, sizeof *p) : NULL;
-        if (!p) return NONE;
+        if (cap >= 2 * LR_RE_MAX_NFA) return no_state(h, LR_ELIMIT);
+        tstate *p = lr_reallocarray(h->st, cap, sizeof *p);
+        if (!p) return no_state(h, LR_ENOMEM);
         h->st = p;
         h->cap = cap;
     }
@@ -248,7 +261,8 @@ static uint32_t build(thompson *h, uint32_t id, uint32_t next)
 {
     const rnode *n = &h->t->node[id];
     uint32_t s = NONE;
-    if (next == NONE || h->depth > 4 * LR_RE_MAX_DEPTH) return NONE;
+    if (next == NONE) return NONE;
+    if (h->depth > 4 * LR_RE_MAX_DEPTH) return no_state(h, LR_ELIMIT);
     h->depth++;
     switch ((rkind)n->kind) {
     case R_EMPTY:
@@ -336,12 +350,13 @@ static bool set_has(const subsets *s, uint32_t set, uint32_t atom)
 }
 
 /* Ranges' ends of all sets, as the first code points of atoms. */
-static rdfa *make_atoms(const rtree *t)
+static int make_atoms(rdfa **out, const rtree *t)
 {
     size_t n = 3;
     for (uint32_t i = 0; i < t->n_set; i++) n += 2 * (size_t)t->set[i].n;
-    uint32_t *p = n < 1u << 22 ? lr_reallocarray(NULL, n, sizeof *p) : NULL;
-    if (!p) return NULL;
+    if (n >= 1u << 22) return LR_ELIMIT;
+    uint32_t *p = lr_reallocarray(NULL, n, sizeof *p);
+    if (!p) return LR_ENOMEM;
     n = 0;
     p[n++] = 0;
     p[n++] = 0xD800;
@@ -357,47 +372,46 @@ static rdfa *make_atoms(const rtree *t)
     for (size_t i = 1; i < n; i++) {
         if (p[i] != p[m - 1]) p[m++] = p[i];
     }
-    rdfa *a = rdfa_new(m);
-    if (a) memcpy(a->atom, p, m * sizeof *p);
+    *out = rdfa_new(m);
+    if (*out) memcpy((*out)->atom, p, m * sizeof *p);
     lr_free(p);
-    return a;
+    return *out ? 0 : LR_ENOMEM;
 }
 
-static bool make_members(subsets *s, const rtree *t)
+static int make_members(subsets *s, const rtree *t)
 {
     s->words = (s->a->n_atom + 63) / 64;
-    if ((uint64_t)s->words * t->n_set > 1u << 22) return false;
+    if ((uint64_t)s->words * t->n_set > 1u << 22) return LR_ELIMIT;
     s->in = lr_calloc((size_t)t->n_set * s->words + 1, sizeof *s->in);
-    if (!s->in) return false;
+    if (!s->in) return LR_ENOMEM;
     for (uint32_t i = 0; i < t->n_set; i++) {
         for (uint32_t c = 0; c < s->a->n_atom; c++) {
             if (s->a->atom[c] == 0xD800 || !lr_chars_has(&t->set[i], s->a->atom[c])) continue;
             s->in[(size_t)i * s->words + c / 64] |= (uint64_t)1 << (c % 64);
         }
     }
-    return true;
+    return 0;
 }
 
-static bool determinize(subsets *s, uint32_t start)
+static int determinize(subsets *s, uint32_t start)
 {
     keys k = {0};
-    uint32_t cap = 0;
+    uint32_t cap = 0, dead;
     rdfa *a = s->a;
     uint64_t work = 0;
-    bool ok = key_number(&k, NULL, 0) == 0; /* the dead state: nothing */
+    int rc = key_number(&k, NULL, 0, &dead); /* nothing: it is 0 */
     s->stamp = 1;
     reach(s, start * 2, true);
     if (s->n_sub > 1) qsort(s->sub, s->n_sub, sizeof *s->sub, cmp_u32);
-    a->start = ok ? key_number(&k, s->sub, s->n_sub) : NONE;
-    ok = a->start != NONE;
-    for (uint32_t q = 0; ok && q < k.n; q++) {
-        ok = rdfa_grow(a, &cap, k.n);
+    if (!rc) rc = key_number(&k, s->sub, s->n_sub, &a->start);
+    for (uint32_t q = 0; !rc && q < k.n; q++) {
+        rc = rdfa_grow(a, &cap, k.n);
         uint32_t n = k.at[q + 1] - k.at[q];
-        if (ok) a->accept[q] = false;
-        for (uint32_t i = 0; i < n && ok; i++) {
+        if (!rc) a->accept[q] = false;
+        for (uint32_t i = 0; i < n && !rc; i++) {
             if (s->h->st[k.word[k.at[q] + i] / 2].kind == T_ACCEPT) a->accept[q] = true;
         }
-        for (uint32_t c = 0; c < a->n_atom && ok; c++) {
+        for (uint32_t c = 0; c < a->n_atom && !rc; c++) {
             s->n_sub = 0;
             s->stamp++;
             for (uint32_t i = 0; i < n; i++) {
@@ -407,14 +421,14 @@ static bool determinize(subsets *s, uint32_t start)
             }
             work += n + s->n_sub + 1;
             if (s->n_sub > 1) qsort(s->sub, s->n_sub, sizeof *s->sub, cmp_u32);
-            uint32_t to = work < 100000000 ? key_number(&k, s->sub, s->n_sub) : NONE;
-            ok = to != NONE;
-            if (ok) a->trans[(size_t)q * a->n_atom + c] = to;
+            uint32_t *to = &a->trans[(size_t)q * a->n_atom + c];
+            rc = work < 100000000 ? key_number(&k, s->sub, s->n_sub, to) : LR_ELIMIT;
         }
     }
     a->n = k.n;
     keys_free(&k);
-    return ok && minimize(a);
+    if (!rc) minimize(a);
+    return rc;
 }
 
 int lr_rdfa_of_tree(rdfa **out, const rtree *t, uint32_t root, bool prefix_any, bool suffix_any, lr_error *err)
@@ -422,25 +436,25 @@ int lr_rdfa_of_tree(rdfa **out, const rtree *t, uint32_t root, bool prefix_any, 
     thompson h = {.t = t};
     subsets s = {.h = &h};
     uint32_t start = state(&h, T_ACCEPT, 0, 0, 0);
-    bool ok = false;
     if (suffix_any && start != NONE) start = any_star(&h, start);
     if (start != NONE) start = build(&h, root, start);
     if (prefix_any && start != NONE) start = any_star(&h, start);
-    if (start != NONE) s.a = make_atoms(t);
-    if (s.a && make_members(&s, t)) {
+    int rc = start == NONE ? h.rc : make_atoms(&s.a, t);
+    if (!rc) rc = make_members(&s, t);
+    if (!rc) {
         s.sub = lr_reallocarray(NULL, h.n, 2 * sizeof(uint32_t));
         s.stack = lr_reallocarray(NULL, h.n, 5 * sizeof(uint32_t));
         s.seen = lr_calloc(h.n, 2 * sizeof(uint32_t));
-        ok = s.sub && s.stack && s.seen && determinize(&s, start);
+        rc = s.sub && s.stack && s.seen ? determinize(&s, start) : LR_ENOMEM;
     }
     lr_free(h.st);
     lr_free(s.in);
     lr_free(s.sub);
     lr_free(s.stack);
     lr_free(s.seen);
-    if (!ok) {
+    if (rc) {
         lr_rdfa_unref(s.a);
-        return too_large(err);
+        return failed(rc, err);
     }
     *out = s.a;
     return 0;
@@ -474,39 +488,35 @@ static rdfa *join_atoms(const rdfa *a, const rdfa *b, uint32_t **map_a, uint32_t
 
 int lr_rdfa_product(rdfa **out, const rdfa *a, const rdfa *b, int op, lr_error *err)
 {
-    uint32_t *ma = NULL, *mb = NULL, cap = 0, pair[2] = {0, 0};
+    uint32_t *ma = NULL, *mb = NULL, cap = 0, dead, pair[2] = {0, 0};
     rdfa *o = join_atoms(a, b, &ma, &mb);
     keys k = {0};
-    bool ok = o != NULL;
-    if (ok) {
-        (void)key_number(&k, pair, 2);
+    int rc = o ? key_number(&k, pair, 2, &dead) : LR_ENOMEM; /* both dead: it is 0 */
+    if (!rc) {
         pair[0] = a->start;
         pair[1] = b->start;
-        o->start = key_number(&k, pair, 2);
-        ok = o->start != NONE;
+        rc = key_number(&k, pair, 2, &o->start);
     }
-    for (uint32_t q = 0; ok && q < k.n; q++) {
-        ok = rdfa_grow(o, &cap, k.n);
+    for (uint32_t q = 0; !rc && q < k.n; q++) {
+        rc = rdfa_grow(o, &cap, k.n);
         uint32_t x = k.word[2 * q], y = k.word[2 * q + 1];
-        if (ok) o->accept[q] = op == RDFA_AND ? a->accept[x] && b->accept[y] : a->accept[x] || b->accept[y];
-        for (uint32_t c = 0; c < o->n_atom && ok; c++) {
+        if (!rc) o->accept[q] = op == RDFA_AND ? a->accept[x] && b->accept[y] : a->accept[x] || b->accept[y];
+        for (uint32_t c = 0; c < o->n_atom && !rc; c++) {
             pair[0] = a->trans[(size_t)x * a->n_atom + ma[c]];
             pair[1] = b->trans[(size_t)y * b->n_atom + mb[c]];
             if (op == RDFA_AND && (!pair[0] || !pair[1])) pair[0] = pair[1] = 0;
-            uint32_t to = key_number(&k, pair, 2);
-            ok = to != NONE;
-            if (ok) o->trans[(size_t)q * o->n_atom + c] = to;
+            rc = key_number(&k, pair, 2, &o->trans[(size_t)q * o->n_atom + c]);
         }
     }
-    if (o) o->n = k.n;
-    ok = ok && minimize(o);
     keys_free(&k);
     lr_free(ma);
     lr_free(mb);
-    if (!ok) {
+    if (rc) {
         lr_rdfa_unref(o);
-        return too_large(err);
+        return failed(rc, err);
     }
+    o->n = k.n;
+    minimize(o);
     *out = o;
     return 0;
 }
@@ -516,9 +526,10 @@ int lr_rdfa_not(rdfa **out, const rdfa *a, lr_error *err)
     /* A new dead state 0 for the surrogates; the old one now accepts. */
     rdfa *o = rdfa_new(a->n_atom);
     uint32_t cap = 0;
-    if (!o || !rdfa_grow(o, &cap, a->n + 1)) {
+    int rc = o ? rdfa_grow(o, &cap, a->n + 1) : LR_ENOMEM;
+    if (rc) {
         lr_rdfa_unref(o);
-        return too_large(err);
+        return failed(rc, err);
     }
     memcpy(o->atom, a->atom, a->n_atom * sizeof *a->atom);
     o->n = a->n + 1;
@@ -530,10 +541,7 @@ int lr_rdfa_not(rdfa **out, const rdfa *a, lr_error *err)
             o->trans[(size_t)q * o->n_atom + c] = dead ? 0 : a->trans[(size_t)(q - 1) * a->n_atom + c] + 1;
         }
     }
-    if (!minimize(o)) {
-        lr_rdfa_unref(o);
-        return too_large(err);
-    }
+    minimize(o);
     *out = o;
     return 0;
 }
@@ -541,10 +549,12 @@ int lr_rdfa_not(rdfa **out, const rdfa *a, lr_error *err)
 int lr_rdfa_count(rdfa **out, int32_t min, int32_t max, lr_error *err)
 {
     uint32_t last = (uint32_t)(max < 0 ? min : max), cap = 0; /* state 1 + k: k characters */
-    rdfa *o = last + 2 <= LR_RE_MAX_STATES ? rdfa_new(3) : NULL;
-    if (!o || !rdfa_grow(o, &cap, last + 2)) {
+    if (last + 2 > LR_RE_MAX_STATES) return failed(LR_ELIMIT, err);
+    rdfa *o = rdfa_new(3);
+    int rc = o ? rdfa_grow(o, &cap, last + 2) : LR_ENOMEM;
+    if (rc) {
         lr_rdfa_unref(o);
-        return too_large(err);
+        return failed(rc, err);
     }
     o->atom[0] = 0;
     o->atom[1] = 0xD800;
@@ -567,10 +577,12 @@ int lr_rdfa_multiple(rdfa **out, uint32_t p, uint32_t k, lr_error *err)
 {
     uint64_t n = 3 + (uint64_t)p * (k + 3);
     uint32_t cap = 0;
-    rdfa *o = p > 0 && n <= LR_RE_MAX_STATES ? rdfa_new(15) : NULL;
-    if (!o || !rdfa_grow(o, &cap, (uint32_t)n)) {
+    if (p == 0 || n > LR_RE_MAX_STATES) return failed(LR_ELIMIT, err);
+    rdfa *o = rdfa_new(15);
+    int rc = o ? rdfa_grow(o, &cap, (uint32_t)n) : LR_ENOMEM;
+    if (rc) {
         lr_rdfa_unref(o);
-        return too_large(err);
+        return failed(rc, err);
     }
     static const uint32_t atom[15] = {0, '-', '.', '/', '0', '1', '2', '3', '4', '5', '6', '7', '8', '9', '9' + 1};
     memcpy(o->atom, atom, sizeof atom);
@@ -600,10 +612,7 @@ int lr_rdfa_multiple(rdfa **out, uint32_t p, uint32_t k, lr_error *err)
         }
     }
 #undef AT
-    if (!minimize(o)) {
-        lr_rdfa_unref(o);
-        return too_large(err);
-    }
+    minimize(o);
     *out = o;
     return 0;
 }

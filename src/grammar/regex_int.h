@@ -42,7 +42,8 @@ typedef struct rtree {
 
 int lr_rtree_parse(rtree *t, const char *s, size_t n, unsigned flags, lr_error *err);
 void lr_rtree_free(rtree *t);
-uint32_t lr_rtree__add(rtree *t, rnode n); /* UINT32_MAX: no memory, or too many */
+static inline bool lr_rtree__full(const rtree *t) { return t->n_node >= LR_RE_MAX_NODES; }
+uint32_t lr_rtree__add(rtree *t, rnode n); /* UINT32_MAX: no memory, or it is full */
 uint32_t lr_rtree__list(rtree *t, rkind kind, const uint32_t *nodes, uint32_t n);
 uint32_t lr_rtree__set(rtree *t, lr_chars *set); /* takes the set */
 
@@ -57,6 +58,7 @@ typedef struct rdfa {
     uint32_t refs;
 } rdfa;
 
+/* All that make one: LR_ENOMEM, or LR_ELIMIT if it would be too large. */
 /* The texts of node `root`; with search: those that hold one. */
 int lr_rdfa_of_tree(rdfa **out, const rtree *t, uint32_t root, bool prefix_any, bool suffix_any, lr_error *err);
 enum { RDFA_AND, RDFA_OR };
@@ -66,7 +68,7 @@ int lr_rdfa_count(rdfa **out, int32_t min, int32_t max, lr_error *err); /* all t
 /* Decimal numbers (a sign or none, digits, a point and digits or not) that are multiples of p / 10^k. */
 int lr_rdfa_multiple(rdfa **out, uint32_t p, uint32_t k, lr_error *err);
 bool lr_rdfa_is_empty(const rdfa *a);
-/* Whether some text is in both; LR_ELIMIT as for the product. */
+/* Whether some text is in both; fails as the product. */
 int lr_rdfa_overlap(const rdfa *a, const rdfa *b, bool *yes, lr_error *err);
 bool lr_rdfa_matches(const rdfa *a, const char *s, size_t n);
 void lr_rdfa_unref(rdfa *);

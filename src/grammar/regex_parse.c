@@ -21,9 +21,10 @@ static uint32_t fail(parser *p, int code, size_t at, const char *what)
     return NONE;
 }
 
-static uint32_t no_memory(parser *p)
+/* Where the tree got no node: it has too many, or there is no memory. */
+static uint32_t no_node(parser *p)
 {
-    if (p->t->n_node >= LR_RE_MAX_NODES) return fail(p, LR_ELIMIT, p->i, "the pattern is too large");
+    if (lr_rtree__full(p->t)) return fail(p, LR_ELIMIT, p->i, "the pattern is too large");
     return fail(p, LR_ENOMEM, p->i, "no memory");
 }
 
@@ -51,7 +52,7 @@ static bool grow(void **q, uint32_t *cap, uint32_t n, uint32_t more, size_t size
 
 uint32_t lr_rtree__add(rtree *t, rnode n)
 {
-    if (t->n_node >= LR_RE_MAX_NODES || !grow((void **)&t->node, &t->cap_node, t->n_node, 1, sizeof n)) return NONE;
+    if (lr_rtree__full(t) || !grow((void **)&t->node, &t->cap_node, t->n_node, 1, sizeof n)) return NONE;
     t->node[t->n_node] = n;
     return t->n_node++;
 }
@@ -244,14 +245,14 @@ static uint32_t set_node(parser *p, lr_chars *c, bool negate)
     if (ok && negate) ok = lr_chars_negate(c);
     uint32_t node = ok ? lr_rtree__set(p->t, c) : NONE;
     if (!ok) lr_chars_free(c);
-    return node == NONE ? no_memory(p) : node;
+    return node == NONE ? no_node(p) : node;
 }
 
 static uint32_t char_node(parser *p, uint32_t c)
 {
     lr_chars set = {0};
     if (p->code) return NONE;
-    if (!lr_chars_add(&set, c, c)) return no_memory(p);
+    if (!lr_chars_add(&set, c, c)) return no_node(p);
     return set_node(p, &set, false);
 }
 
@@ -261,10 +262,10 @@ static uint32_t any_node(parser *p)
     bool ok = (p->flags & LR_RE_DOTALL) || add_ranges(&set, breaks, COUNT(breaks), false);
     if (!ok || !lr_chars_negate(&set)) {
         lr_chars_free(&set);
-        return no_memory(p);
+        return no_node(p);
     }
     uint32_t node = lr_rtree__set(p->t, &set);
-    return node == NONE ? no_memory(p) : node;
+    return node == NONE ? no_node(p) : node;
 }
 
 /* One end of a class's range; *is_class if it was \d and the like, which are then in c. */
@@ -273,7 +274,7 @@ static uint32_t class_atom(parser *p, lr_chars *c, bool *is_class)
     *is_class = false;
     if (!eat(p, "\\")) return plain_char(p);
     int k = class_escape(peek(p), c);
-    if (k < 0) return no_memory(p);
+    if (k < 0) return no_node(p);
     if (k == 0) return char_escape(p, true);
     p->i++;
     *is_class = true;
@@ -307,7 +308,7 @@ static uint32_t parse_class(parser *p)
                 break;
             }
         }
-        if (!class_lo && !lr_chars_add(&c, lo, hi)) no_memory(p);
+        if (!class_lo && !lr_chars_add(&c, lo, hi)) no_node(p);
     }
     if (p->code) {
         lr_chars_free(&c);
@@ -380,7 +381,7 @@ static uint32_t parse_escape(parser *p)
     int k = class_escape(peek(p), &c);
     if (k == 0) return char_node(p, char_escape(p, false));
     p->i++;
-    return k < 0 ? no_memory(p) : set_node(p, &c, false);
+    return k < 0 ? no_node(p) : set_node(p, &c, false);
 }
 
 static uint32_t parse_atom(parser *p)
@@ -448,7 +449,7 @@ static uint32_t parse_repeat(parser *p)
 {
     uint32_t node = parse_atom(p);
     for (int times = 0; !p->code; times++) {
-        if (node == NONE) return no_memory(p);
+        if (node == NONE) return no_node(p);
         int32_t min = 0, max = -1;
         size_t at = p->i;
         int c = peek(p);
@@ -475,11 +476,11 @@ static uint32_t parse_seq(parser *p)
     nodes l = {0};
     while (!p->code && p->i < p->n && peek(p) != '|' && peek(p) != ')') {
         uint32_t node = parse_repeat(p);
-        if (!p->code && (node == NONE || !push(&l, node))) no_memory(p);
+        if (!p->code && (node == NONE || !push(&l, node))) no_node(p);
     }
     uint32_t out = p->code ? NONE : lr_rtree__list(p->t, R_SEQ, l.at, l.n);
     lr_free(l.at);
-    return out == NONE ? no_memory(p) : out;
+    return out == NONE ? no_node(p) : out;
 }
 
 static uint32_t parse_alt(parser *p)
@@ -487,11 +488,11 @@ static uint32_t parse_alt(parser *p)
     nodes l = {0};
     do {
         uint32_t node = parse_seq(p);
-        if (!p->code && !push(&l, node)) no_memory(p);
+        if (!p->code && !push(&l, node)) no_node(p);
     } while (!p->code && eat(p, "|"));
     uint32_t out = p->code ? NONE : lr_rtree__list(p->t, R_ALT, l.at, l.n);
     lr_free(l.at);
-    return out == NONE ? no_memory(p) : out;
+    return out == NONE ? no_node(p) : out;
 }
 
 /* Lookaheads at the start: "^(?=...)(?!...)rest". They hold for the whole text only if the match starts there. */

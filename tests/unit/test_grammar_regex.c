@@ -218,6 +218,8 @@ static void test_hostile(void **state)
     const char *wide = "(a|b)*a(a|b){22}";
     assert_int_equal(lr_regex_new(&r, wide, strlen(wide), 0, &err), 0);
     assert_int_equal(lr_regex_not(&o, r, &err), LR_ELIMIT);
+    assert_non_null(strstr(err.text, "too many states"));
+    assert_null(strstr(err.text, "memory"));
     lr_regex_free(r);
     const char *tall = "((((a{1000}){1000}){1000}){1000})";
     assert_int_equal(lr_regex_new(&r, tall, strlen(tall), 0, &err), 0);
@@ -226,6 +228,36 @@ static void test_hostile(void **state)
     assert_non_null(g);
     lr_grammar_unref(g);
     lr_regex_free(r);
+}
+
+/* Every allocation in turn fails: each failure says that memory was missing, none that the pattern is too large. */
+static void test_no_memory(void **state)
+{
+    int rc = LR_ENOMEM;
+    for (int64_t n = 1; rc; n++) {
+        static const char pattern[] = "^(?!no)[a-z]{2,5}(x|\\d+)$";
+        lr_str lits[2] = {{"yes", 3}, {"no", 2}};
+        lr_error err;
+        lr_regex *r = NULL, *l = NULL, *o[5] = {0};
+        lr_mem_fail_at(n);
+        rc = lr_regex_new(&r, pattern, sizeof pattern - 1, 0, &err);
+        if (!rc) rc = lr_regex_lits(&l, lits, 2, &err);
+        if (!rc) rc = lr_regex_or(&o[0], r, l, &err);
+        if (!rc) rc = lr_regex_and(&o[1], r, o[0], &err);
+        if (!rc) rc = lr_regex_not(&o[2], o[1], &err);
+        if (!rc) rc = lr_regex_length(&o[3], o[2], 1, 4, &err);
+        if (!rc) rc = lr_regex_multiple(&o[4], 25, 2, &err);
+        bool failed = lr_mem_fail_at(0) == 0;
+        if (rc) {
+            assert_true(failed);
+            assert_int_equal(rc, LR_ENOMEM);
+            assert_non_null(strstr(err.text, "no memory"));
+        }
+        lr_regex_free(r);
+        lr_regex_free(l);
+        for (size_t i = 0; i < 5; i++) lr_regex_free(o[i]);
+        assert_true(n < 10000);
+    }
 }
 
 /* ---- operations ---- */
@@ -406,8 +438,9 @@ static void test_utf8(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random),     cmocka_unit_test(test_refused), cmocka_unit_test(test_hostile),
-        cmocka_unit_test(test_operations), cmocka_unit_test(test_json),    cmocka_unit_test(test_utf8),
+        cmocka_unit_test(test_random),    cmocka_unit_test(test_refused),    cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_no_memory), cmocka_unit_test(test_operations), cmocka_unit_test(test_json),
+        cmocka_unit_test(test_utf8),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }
