@@ -76,15 +76,31 @@ local function close_turn(self)
     self.messages[#self.messages + 1] = { role = "assistant", content = text }
 end
 
+--- Puts an id or a list behind the session's tokens; where they don't fit, the error says by how much, and what helps.
+---@param max_tokens? integer of the answer
+local function put(self, call, ids, max_tokens)
+    local total, info = self.seq:len() + (type(ids) == "table" and #ids or 1), self.model.info
+    if total > info.ctx then
+        local asked = max_tokens and (", the answer up to %d"):format(max_tokens) or ""
+        local help = ", as the model allows no larger context"
+        if info.ctx < info.n_ctx then
+            help = (", or the context larger (ctx, kv; the model allows %d)"):format(info.n_ctx)
+        end
+        errors.raise(call, ("the context holds %d tokens, and the prompt has %d%s; it must be shorter by %d at least%s")
+            :format(info.ctx, total, asked, total - info.ctx + 1, help), "full")
+    end
+    errors.check(call, self.seq:append(ids))
+end
+
 --- Brings the tokens up to the messages, with the beginning of the assistant's turn.
-local function open_turn(self, call)
+local function open_turn(self, call, max_tokens)
     if self.turn or #self.messages == 0 then return end
     local vars = { add_generation_prompt = true, tools = self.tools }
     for k, v in pairs(self.vars or {}) do vars[k] = v end
     local ids, pinned = self.chat:encode(call, self.chat:segments(call, self.messages, vars))
     local common = self.seq:common(ids)
     if common < self.seq:len() then errors.check(call, self.seq:truncate(common)) end
-    if common < #ids then errors.check(call, self.seq:append(table.move(ids, common + 1, #ids, 1, {}))) end
+    if common < #ids then put(self, call, table.move(ids, common + 1, #ids, 1, {}), max_tokens) end
     for _, m in ipairs(self.messages) do self.ends[m] = self.ends[m] or #ids end
     self.turn, self.to_keep = { at = #ids }, pinned
 end
@@ -158,9 +174,9 @@ function Session:append(what, opts)
     elseif math.type(what) ~= "integer" and type(what) ~= "table" then
         errors.raise("s:append", ("text, token id or list of ids expected, got %s"):format(type(what)))
     end
-    local ok, res, err, code = pcall(self.seq.append, self.seq, what)
-    if not ok then errors.raise("s:append", (res:gsub("^.-:%d+: ", ""))) end
-    errors.check("s:append", res, err, code)
+    local ok, err = pcall(put, self, "s:append", what)
+    if not ok and type(err) == "string" then errors.raise("s:append", (err:gsub("^.-:%d+: ", ""))) end
+    if not ok then error(err, 0) end
     if self.turn then self.turn.text = nil end
     return self
 end
@@ -206,7 +222,7 @@ local function start(self, call, o)
     local matcher, constraint = constrain.from_options(call, o, self.model)
     if matcher then ready(self, call) end -- others may have had their turn
     local drafts = spec.for_request(call, o.speculate, self, o.tenant)
-    open_turn(self, call)
+    open_turn(self, call, o.max_tokens)
     if self.seq:len() == 0 then errors.raise(call, "nothing to go on from: the session is empty", "state") end
     local ok, op, err, code = pcall(self.model.runner.submit, self.model.runner, call, self.seq, {
         kind = "generate", stages = stages, seed = seed, max_tokens = o.max_tokens, stop = stop, stop_ids = o.stop_ids,

@@ -187,7 +187,8 @@ int lr_seq_append(lr_seq *s, const int32_t *tokens, size_t n, lr_error *err)
     int rc = check_free(s, err);
     if (rc) return rc;
     if (n > (size_t)(s->e->context - s->len)) {
-        return lr_fail(err, LR_EFULL, "%d tokens and %zu more are over the context of %d", s->len, n, s->e->context);
+        return lr_fail(err, LR_EFULL, "%zu tokens do not fit behind %d into the context of %d", n, s->len,
+                       s->e->context);
     }
     for (size_t i = 0; i < n; i++) {
         if (tokens[i] < 0 || tokens[i] >= s->e->model->n_vocab) {

@@ -397,8 +397,11 @@ describe("lengths", function()
             end
         end
         for _ = 1, 10 do
-            local e = t.refused(CHAT, { messages = messages(("a"):rep(3000)) }, "messages")
+            local e = t.refused(CHAT, { messages = messages(("a"):rep(3000)), max_tokens = 77 }, "messages")
             assert.equal("context_length_exceeded", e.code)
+            local has = tonumber(e.message:match ("the prompt has (%d+), the answer up to 77; "))
+            assert.is_true(has >= 3000)
+            assert.matches(("shorter by %d at least"):format(has - limit + 1), e.message, 1, true)
         end
         -- what fits goes on to the end of the context, and ends there
         local r = t.ok(COMPLETE, { prompt = ("a"):rep(500), max_tokens = 100 })

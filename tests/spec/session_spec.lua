@@ -211,8 +211,17 @@ describe("gen", function()
         local s <close> = m:session()
         local err = raises("s:append: ", s.append, s, ("x"):rep(17))
         assert.equal("full", err.code)
-        assert.matches("17", tostring(err))
-        assert.matches("16", tostring(err))
+        assert.matches("the context holds 16 tokens, and the prompt has 17; it must be shorter by 2 at least", err.message,
+            1, true)
+        assert.equal(0, s.len)
+        local big <close> = llm.scripted { next = function() return 65 end, ctx = 64, kv = { blocks = 2, block_size = 16 },
+            template = "{% for m in messages %}{{ m.content }}{% endfor %}" }
+        local chat <close> = big:session()
+        chat:user(("x"):rep(40))
+        err = raises("s:gen: ", chat.gen, chat, { max_tokens = 9 })
+        assert.equal("full", err.code)
+        assert.matches("holds 32 tokens, and the prompt has 40, the answer up to 9; it must be shorter by 9 at least, "
+            .. "or the context larger (ctx, kv; the model allows 64)", err.message, 1, true)
     end)
 end)
 

@@ -75,7 +75,7 @@ function M.prepare(model, o, param)
     o.ids = choices.truncate(model, o.ids, o.truncate)
     constraints.prepare(model, o)
     if o.tools and not o.forced then constraints.prepare_auto(model, o) end
-    choices.check_length(model, #o.ids, param or "messages")
+    choices.check_length(model, #o.ids, param or "messages", o.max_tokens)
     if o.tools and not o.forced and o.style.format.special then o.gen.special = true end
 end
 

@@ -154,13 +154,14 @@ function M.truncate(model, ids, most)
     return #ids > most and table.move(ids, #ids - most + 1, #ids, 1, {}) or ids
 end
 
---- Checks that a prompt leaves room for an answer.
-function M.check_length(model, n_prompt, param)
+--- Checks that a prompt leaves room for an answer. max_tokens: of the answer, if told.
+function M.check_length(model, n_prompt, param, max_tokens)
     local ctx = model.info.ctx
-    if n_prompt >= ctx then
-        exchange.fail(400, ("this model's context holds %d tokens, and the prompt has %d; one at least must be left for"
-            .. " the answer"):format(ctx, n_prompt), param, "context_length_exceeded")
-    end
+    if n_prompt < ctx then return end
+    local asked = max_tokens and (", the answer up to %d"):format(max_tokens) or ""
+    exchange.fail(400, ("this model's context holds %d tokens, and the prompt has %d%s; the prompt must be shorter by"
+        .. " %d at least, so that one is left for the answer"):format(ctx, n_prompt, asked, n_prompt - ctx + 1),
+        param, "context_length_exceeded")
 end
 
 -- Tokens in answers --------------------------------------------------------------------------------------------------
