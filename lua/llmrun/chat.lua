@@ -10,6 +10,7 @@
 
 local errors = require "llmrun.errors"
 local options = require "llmrun.options"
+local tokens = require "llmrun.tokens"
 
 local M = {}
 
@@ -118,8 +119,7 @@ function Chat:encode(call, segments)
         local text = table.concat(buffer)
         buffer = {}
         if text == "" then return end
-        local plain = errors.check(call, vocab:encode(text))
-        table.move(plain, 1, #plain, #ids + 1, ids)
+        tokens.add(ids, errors.check(call, tokens.encode(vocab, text)))
     end
     for _, seg in ipairs(segments) do
         local text = seg.text
@@ -130,7 +130,7 @@ function Chat:encode(call, segments)
         end
         if seg.literal then
             local at = 1
-            for _, id in ipairs(errors.check(call, vocab:encode(text, { special = true }))) do
+            for _, id in ipairs(errors.check(call, tokens.encode(vocab, text, { special = true }))) do
                 if stands_apart(self, id) then
                     local name = vocab:piece(id)
                     local from, to = text:find(name, at, true)

@@ -130,11 +130,15 @@ function M.breathing(fn, ...)
     return fn(...)
 end
 
+--- Whether the running code is in such work, and can wait.
+function M.may_wait()
+    local task = current
+    return task and task.breathes and coroutine.running() == task.co and coroutine.isyieldable() or false
+end
+
 --- A place in the middle of work where others may have their turn, if the work is known to be long, and it is due.
 function M.breathe()
-    local task = current
-    if not (task and task.breathes) or core.now() - resumed < BREATH then return end
-    if coroutine.running() == task.co and coroutine.isyieldable() then coroutine.yield() end
+    if current and current.breathes and core.now() - resumed >= BREATH and M.may_wait() then coroutine.yield() end
 end
 
 --- What the task, and those that it starts, take of processor time from now on is added to meter.spent (seconds).

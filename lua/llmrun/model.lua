@@ -10,6 +10,7 @@ local chat = require "llmrun.chat"
 local runner = require "llmrun.runner"
 local session = require "llmrun.session"
 local spec = require "llmrun.spec"
+local tokens = require "llmrun.tokens"
 
 local M = {}
 
@@ -190,7 +191,7 @@ function Model:tokenize(text, opts)
     check_open(self, "model:tokenize")
     if type(text) ~= "string" then errors.raise("model:tokenize", "string expected, got " .. type(text)) end
     options.check("model:tokenize", opts, tokenize_options, 2)
-    return (errors.check("model:tokenize", self.vocab:encode(text, opts)))
+    return (errors.check("model:tokenize", tokens.encode(self.vocab, text, opts)))
 end
 
 --- The text of token ids. special: control tokens show their names.

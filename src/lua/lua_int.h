@@ -41,6 +41,8 @@ struct lr_gguf *lr_lua_check_gguf(lua_State *L, int idx);
 /* Pushes a userdata that takes a reference of its own. */
 void lr_lua_push_vocab(lua_State *L, struct lr_vocab *v);
 struct lr_vocab *lr_lua_check_vocab(lua_State *L, int idx);
+/* The options { special =, bos = } at idx as flags of lr_tokenize. */
+unsigned lr_lua_tok_flags(lua_State *L, int idx);
 
 /* Rows of logits that Lua keeps (lua_rows.c): those of the userdata at idx, and how many there are. Raises if it is
  * none, or made for a vocabulary of another size. */
@@ -123,6 +125,7 @@ void lr_lua_open_cpu(lua_State *L);
 void lr_lua_open_model(lua_State *L);
 void lr_lua_open_graph(lua_State *L);
 void lr_lua_open_adapter(lua_State *L);
+void lr_lua_open_aside(lua_State *L);
 void lr_lua_open_writer(lua_State *L);
 void lr_lua_open_rows(lua_State *L);
 void lr_lua_open_text(lua_State *L);

@@ -48,14 +48,19 @@ static void **new_block(lua_State *L)
     return p;
 }
 
+unsigned lr_lua_tok_flags(lua_State *L, int idx)
+{
+    return (lr_lua_opt_bool(L, idx, "special", false) ? LR_TOK_SPECIAL : 0u) |
+           (lr_lua_opt_bool(L, idx, "bos", false) ? LR_TOK_BOS : 0u);
+}
+
 /* v:encode(text, {special=, bos=}) -> ids; nil, text, code */
 static int vocab_encode(lua_State *L)
 {
     lr_vocab *v = lr_lua_check_vocab(L, 1);
     size_t len, n = 0;
     const char *text = luaL_checklstring(L, 2, &len);
-    unsigned flags = (lr_lua_opt_bool(L, 3, "special", false) ? LR_TOK_SPECIAL : 0u) |
-                     (lr_lua_opt_bool(L, 3, "bos", false) ? LR_TOK_BOS : 0u);
+    unsigned flags = lr_lua_tok_flags(L, 3);
     lr_error err;
     int32_t *ids = NULL;
     void **block = new_block(L);

@@ -7,6 +7,7 @@ local choices = require "llmrun.openai.choices"
 local constraints = require "llmrun.openai.constraints"
 local fields = require "llmrun.openai.fields"
 local json = require "llmrun.json"
+local loop = require "llmrun.loop"
 local sampling = require "llmrun.openai.sampling"
 local scripts = require "llmrun.openai.scripts"
 
@@ -44,13 +45,14 @@ local function encode_all(model, list, opts)
         local param = #list == 1 and "prompt" or ("prompt[%d]"):format(i - 1)
         local ids = p
         if type(p) == "string" then
-            ids = choices.guarded(model.tokenize, model, p, { special = opts.parse_special, bos = opts.bos })
+            ids = loop.breathing(choices.guarded, model.tokenize, model, p,
+                { special = opts.parse_special, bos = opts.bos })
         end
         if #ids == 0 then fields.bad(param, "it is empty") end
         local all_ids = ids
         ids = choices.truncate(model, ids, opts.truncate)
         if ids ~= all_ids then list[i] = ids end -- what an echo repeats
-        choices.check_length(model, #ids, param)
+        choices.check_length(model, #ids, param, opts.max_tokens)
         all[i] = ids
     end
     return all

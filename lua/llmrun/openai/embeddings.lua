@@ -6,6 +6,7 @@ local choices = require "llmrun.openai.choices"
 local exchange = require "llmrun.exchange"
 local fields = require "llmrun.openai.fields"
 local json = require "llmrun.json"
+local loop = require "llmrun.loop"
 local runner = require "llmrun.runner"
 local sampling = require "llmrun.openai.sampling"
 
@@ -95,7 +96,7 @@ function M.answer(api, req)
     for i, item in ipairs(list) do
         local param = #list == 1 and "input" or ("input[%d]"):format(i - 1)
         local ids = item
-        if type(item) == "string" then ids = model:tokenize(item, { bos = true }) end
+        if type(item) == "string" then ids = loop.breathing(model.tokenize, model, item, { bos = true }) end
         if #ids == 0 then fields.bad(param, "it is empty") end
         choices.check_length(model, #ids, param)
         all[i], total = ids, total + #ids

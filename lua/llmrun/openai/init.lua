@@ -10,6 +10,7 @@ local choices = require "llmrun.openai.choices"
 local exchange = require "llmrun.exchange"
 local fields = require "llmrun.openai.fields"
 local json = require "llmrun.json"
+local loop = require "llmrun.loop"
 local messages = require "llmrun.openai.messages"
 local options = require "llmrun.options"
 local sampling = require "llmrun.openai.sampling"
@@ -75,7 +76,7 @@ local function tokenize(self, req)
     else
         local text = r:text("prompt", self.limits.text_bytes) or r:text("content", self.limits.text_bytes)
         if not text then fields.wrong_type("prompt", "string", json.null) end
-        ids = model:tokenize(text, { special = r:boolean "parse_special" ~= false, bos = bos })
+        ids = loop.breathing(model.tokenize, model, text, { special = r:boolean "parse_special" ~= false, bos = bos })
     end
     local out = { count = #ids, max_model_len = model.info.ctx, tokens = json.array(ids) }
     if r:boolean "return_token_strs" then

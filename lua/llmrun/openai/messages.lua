@@ -7,6 +7,7 @@
 local chat_text = require("llmrun.chat").text
 local fields = require "llmrun.openai.fields"
 local json = require "llmrun.json"
+local loop = require "llmrun.loop"
 local tools = require "llmrun.tools"
 
 local M = {}
@@ -312,7 +313,7 @@ function M.prompt(model, list, defs, vars, most, param)
     local segments = model.chat:segments("messages", list, all)
     local text = chat_text(segments)
     fields.fits(param or "messages", #text, most, "bytes of text")
-    return model.chat:encode("messages", segments), text, style
+    return loop.breathing(model.chat.encode, model.chat, "messages", segments), text, style
 end
 
 return M

@@ -19,7 +19,7 @@ M.limits = {
     n = 128, best_of = 20, prompts = 1024, choices = 1024, total_tokens = 262144, logprobs = 20, stop = 64,
     stop_bytes = 4096, logit_bias = 300, stop_token_ids = 256, allowed_token_ids = 100000, tools = 128,
     messages = 16384, embeddings = 2048,
-    text_bytes = 2 << 20, -- of all texts of a request; cutting them into tokens (0.1 to 0.5 s) halts all others
+    text_bytes = 2 << 20, -- of all texts of a request; cutting them into tokens takes 0.1 to 0.5 s
 }
 
 --- Checks the texts of a list of prompts, which may hold lists of ids too.
