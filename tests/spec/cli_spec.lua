@@ -478,6 +478,47 @@ describe("llmrun COMMAND", function()
         assert.equal(2, (select(3, sh("$L"))))
     end)
 
+    it("says before all the work that a file can't be written", function()
+        for command, text in pairs {
+            ["imatrix -f README.md -m /no/such/model -o /no/such/folder/x"] = "/no/such/folder/x: cannot create",
+            ["imatrix -f README.md -m /no/such/model -o tests"] = "tests is no regular file",
+            ["profile -m /no/such/model -o /no/such/folder/x"] = "/no/such/folder/x: No such file",
+            ["attach tests"] = "tests: no socket, but a folder",
+            ["attach README.md"] = "README.md: no socket, but a file",
+        } do
+            local out, err, status = sh("$L " .. command)
+            assert.equal("", out)
+            assert.matches(text, err, 1, true)
+            assert.equal(1, status, command)
+        end
+    end)
+
+    it("refuses empty names of files and models, and knows each flag once", function()
+        for flags, text in pairs {
+            ["run -p x -m ''"] = "--model: MODEL expected, got an empty text",
+            ["run -p x --trace ''"] = "--trace: FILE expected, got an empty text",
+            ["run -p x --eagle="] = "--eagle: FOLDER expected, got an empty text",
+            ["profile -o ''"] = "--out: FILE expected, got an empty text",
+            ["serve --policy ''"] = "--policy: FILE expected, got an empty text",
+            ["serve -t ''"] = "--threads: N expected, got an empty text",
+            ["trace ''"] = "an argument is an empty text",
+            ["replay ''"] = "an argument is an empty text",
+            ["inspect ''"] = "an argument is an empty text",
+        } do
+            local out, err, status = sh("$L " .. flags)
+            assert.equal("", out)
+            assert.matches(text, err, 1, true)
+            assert.equal(2, status, flags)
+        end
+        for _, name in ipairs(require("llmrun.cli.commands")) do
+            local seen = {}
+            for flag in sh("$L " .. name .. " --help"):gmatch "\n  [- ][%a ][, ] (%-%-%S+)" do
+                assert.is_nil(seen[flag], name .. " " .. flag)
+                seen[flag] = true
+            end
+        end
+    end)
+
     it("fails a failing spec, and passes a good one", function()
         with_script("it('x', function() assert.equal(1, 2) end)", function(path)
             assert.not_equal(0, (select(3, sh("$L test " .. path))))

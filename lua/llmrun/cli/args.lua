@@ -44,9 +44,10 @@ end
 --- All flags of a command: its own, those of models if it takes one, --help.
 function M.flags_of(cmd)
     local list = {}
-    for _, f in ipairs(cmd.flags or {}) do list[#list + 1] = f end
-    if cmd.model then
-        for _, f in ipairs(M.model_flags) do list[#list + 1] = f end
+    local own = {}
+    for _, f in ipairs(cmd.flags or {}) do list[#list + 1], own[f[1]] = f, true end
+    for _, f in ipairs(cmd.model and M.model_flags or {}) do
+        if not own[f[1]] then list[#list + 1] = f end
     end
     list[#list + 1] = { "help", short = "h", help = "shows this text" }
     return list
@@ -69,8 +70,13 @@ local function in_range(f, n)
     return n
 end
 
+local may_be_empty = { TEXT = true, LINE = true, IDS = true }
+
 local function convert(f, text)
     local kind = f.type or "string"
+    if text == "" and not may_be_empty[f.arg] then
+        return nil, ("--%s: %s expected, got an empty text"):format(f[1], f.arg)
+    end
     if kind == "integer" then
         local n = math.tointeger(tonumber(text))
         if not n then return nil, ("--%s: integer expected, got '%s'"):format(f[1], text) end
@@ -122,7 +128,9 @@ function M.parse(cmd, _, argv)
             if not f then return nil, unknown(word, flags) end
             if #word > 2 then value = word:sub(3) end
         end
-        if not f then
+        if word == "" then
+            return nil, "an argument is an empty text"
+        elseif not f then
             out.args[#out.args + 1] = word
         else
             local key = f[1]:gsub("-", "_")

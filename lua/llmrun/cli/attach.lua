@@ -28,7 +28,11 @@ Without PATH or PID the one program that runs is taken. Ctrl-D ends the console;
 
 --- The path of a socket: given, of a process, or the only one.
 local function find(what)
-    if what and not what:find "^%d+$" then return what end
+    if what and not what:find "^%d+$" then
+        local kind = core.stat(what)
+        if kind == "file" or kind == "folder" then args.fail(what .. ": no socket, but a " .. kind) end
+        return what
+    end
     local living = {}
     for _, s in ipairs(attach.sockets()) do
         if what and s.pid == math.tointeger(tonumber(what)) then return s.path end

@@ -31,8 +31,7 @@ local function check(ok, err)
     return ok
 end
 
-local function write(path, observed, o, windows)
-    local w <close> = check(core.gguf_writer(path, 1))
+local function write(w, observed, o, windows)
     check(w:put("general.type", "str", "imatrix"))
     check(w:put("imatrix.datasets", "[str]", { (o.file:match "[^/]+$") }))
     check(w:put("imatrix.chunk_count", "u32", windows))
@@ -58,6 +57,7 @@ function M.run(o)
     if not o.file then args.fail("no text; give a file with -f", 2) end
     if not o.out then args.fail("no file to write; give one with -o", 2) end
     local text = common.read_file(o.file)
+    local w <close> = check(core.gguf_writer(o.out, 1)) -- that it can't be written is told before all the work
     local model <close> = common.load(o, {
         ctx = o.window,
         kv = { type = o.kv_type, value_type = o.kv_value_type, blocks = (o.window // (o.block_size or 16) + 2) * 2,
@@ -69,14 +69,14 @@ function M.run(o)
     check(model.engine:observe(true))
     local list = common.windows(ids, o.window, model.info.add_bos and model.info.bos or nil)
     local bar = common.bar()
-    for i, w in ipairs(list) do
+    for i, tokens in ipairs(list) do
         local s <close> = model:session()
-        s:append(w)
+        s:append(tokens)
         s:score { from = 2 }
         bar(i / #list, ("window %d of %d"):format(i, #list))
     end
     bar()
-    local n, rows = write(o.out, model.engine:observed(), o, #list)
+    local n, rows = write(w, model.engine:observed(), o, #list)
     if not o.quiet then
         print(("%s: %d matrices over %d tokens in %s"):format(o.out, n, rows, count(#list, "window")))
     end
