@@ -11,9 +11,10 @@ import sys
 import tempfile
 import time
 
+import usage
 from conformance_checks import llmrun_server, run, start
 
-PROGRAM, MODEL, CONFIG = sys.argv[1:4]
+PROGRAM, MODEL, CONFIG = usage.arguments("PROGRAM MODEL CONFIG")
 
 
 def free_port():

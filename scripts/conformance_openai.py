@@ -11,10 +11,13 @@ import traceback
 import typing
 import urllib.request
 
-import openai
-import pydantic
+import usage
 
-BASE, KEY = sys.argv[1], sys.argv[2]
+BASE, KEY = usage.arguments("BASE_URL KEY")
+
+import openai  # noqa: E402
+import pydantic  # noqa: E402
+
 client = openai.OpenAI(base_url=BASE + "/v1", api_key=KEY, max_retries=0, timeout=120)
 MODEL = client.models.list().data[0].id
 HELLO = [{"role": "system", "content": "You are terse."}, {"role": "user", "content": "Say hello."}]

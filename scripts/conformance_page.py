@@ -11,10 +11,10 @@ import sys
 import time
 import urllib.request
 
+import usage
 from conformance_checks import run, start
 
-URL, KEY = sys.argv[1], sys.argv[2]
-FOLDER = sys.argv[3] if len(sys.argv) > 3 else None
+URL, KEY, FOLDER = usage.arguments("URL KEY [FOLDER]")
 ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 KEYS = {"enter": "\ue007", "right": "\ue014", "tab": "\ue004", "escape": "\ue00c"}
 

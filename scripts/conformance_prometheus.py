@@ -16,9 +16,10 @@ import tempfile
 import time
 import urllib.parse
 
+import usage
 from conformance_checks import llmrun_server, run, start
 
-PROGRAM, MODEL, FOLDER = sys.argv[1:4]
+PROGRAM, MODEL, FOLDER = usage.arguments("PROGRAM MODEL FOLDER")
 KEY = "sk-scrape"
 work = tempfile.TemporaryDirectory()
 

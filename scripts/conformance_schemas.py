@@ -20,6 +20,10 @@ import sqlite3
 import sys
 from pathlib import Path
 
+import usage
+
+COMMAND, ARGS = usage.arguments("COMMAND [ARGS...]", flags=("-v",))
+
 from gen_grammar_ref import orders
 
 
@@ -185,16 +189,14 @@ def report(name, rows_path, results_path, verbose):
 
 
 def main():
-    args = sys.argv[1:]
-    if len(args) == 3 and args[0] == "suite":
-        suite(args[1], args[2])
-    elif len(args) == 3 and args[0] == "store":
-        store(args[1], args[2])
-    elif len(args) >= 4 and args[0] == "report":
-        sys.exit(1 if report(args[1], args[2], args[3], "-v" in args) else 0)
+    if len(ARGS) == 2 and COMMAND == "suite":
+        suite(*ARGS)
+    elif len(ARGS) == 2 and COMMAND == "store":
+        store(*ARGS)
+    elif len(ARGS) >= 3 and COMMAND == "report":
+        sys.exit(1 if report(*ARGS[:3], "-v" in ARGS) else 0)
     else:
-        print(__doc__)
-        sys.exit(0 if args and args[0] in ("-h", "--help") else 2)
+        usage.refuse(f"unknown command '{COMMAND}', or not its arguments")
 
 
 main()

@@ -10,8 +10,9 @@ import fcntl
 import os
 import select
 import struct
-import sys
 import time
+
+import usage
 
 TUNSETIFF, IFF_TUN, IFF_NO_PI, CLONE_NEWNET = 0x400454CA, 1, 0x1000, 0x40000000
 WAITING = 1000  # packets on their way, at most: then the sender's queue fills
@@ -56,4 +57,4 @@ def main(first, second, device, seconds):
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:5])
+    main(*usage.arguments("NAMESPACE-A NAMESPACE-B DEVICE SECONDS"))

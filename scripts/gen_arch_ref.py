@@ -15,12 +15,15 @@ two logits on the way), ctx (if the model is to be loaded for a context of its o
 import json
 import math
 import os
-import sys
+import usage
 
-import gguf
-import numpy as np
-import torch
-import transformers
+if __name__ == "__main__":
+    WANTED, = usage.arguments("[CASE...]")
+
+import gguf  # noqa: E402
+import numpy as np  # noqa: E402
+import torch  # noqa: E402
+import transformers  # noqa: E402
 
 DIR = "tests/data/arch"
 WIDTH, FF, HEADS, KV, DIM, VOCAB = 64, 96, 4, 2, 16, 96
@@ -564,7 +567,7 @@ def run(name):
 if __name__ == "__main__":
     os.makedirs(DIR, exist_ok=True)
     transformers.logging.set_verbosity_error()
-    for case in sys.argv[1:] or [*CASES, *("lora_" + n for n in LORA_MODULES)]:
+    for case in WANTED or [*CASES, *("lora_" + n for n in LORA_MODULES)]:
         if case.startswith("lora_"):
             lora(case.removeprefix("lora_"))
         else:

@@ -11,10 +11,14 @@ encode.bin is "LRDE", u32 number of values, the values as f32, and then, for eac
     u32 type, u32 number of bytes, the bytes.
 """
 import struct
-import sys
 
-import numpy as np
-from gguf import quants
+import usage
+
+if __name__ == "__main__":
+    FOLDER, = usage.arguments("[FOLDER]")
+
+import numpy as np  # noqa: E402
+from gguf import quants  # noqa: E402
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType as T
 
 # type -> offsets of half-precision scales in the block
@@ -65,6 +69,6 @@ def main(path):
 
 
 if __name__ == "__main__":
-    folder = sys.argv[1] if len(sys.argv) > 1 else "tests/data/gguf"
+    folder = FOLDER or "tests/data/gguf"
     main(folder + "/dtype.bin")
     encode(folder + "/encode.bin")

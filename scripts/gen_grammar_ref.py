@@ -11,7 +11,11 @@ Needs: pip install "jsonschema[format]"
 import itertools
 import json
 import random
-import sys
+
+import usage
+
+if __name__ == "__main__":
+    COMMAND, OUT = usage.arguments("write OUT.jsonl")
 
 from jsonschema import Draft202012Validator
 
@@ -201,14 +205,7 @@ def write(out):
             f.write(json.dumps({"schema": json.dumps(schema), "tests": tests}, ensure_ascii=False) + "\n")
 
 
-def main():
-    args = sys.argv[1:]
-    if len(args) == 2 and args[0] == "write":
-        write(args[1])
-    else:
-        print(__doc__)
-        sys.exit(0 if args and args[0] in ("-h", "--help") else 2)
-
-
 if __name__ == "__main__":
-    main()
+    if COMMAND != "write":
+        usage.refuse(f"unknown argument '{COMMAND}'")
+    write(OUT)

@@ -20,6 +20,13 @@ import os
 import subprocess
 import sys
 
+import usage
+
+WHAT, = usage.arguments("[WHAT...]")
+for word in WHAT:
+    if word not in ("models", "quant", "tokenizers", "real"):
+        usage.refuse(f"unknown argument '{word}'")
+
 VENV = os.path.expanduser("~/.cache/llmrun/hf-venv")
 PACKAGES = ["torch", "numpy", "transformers", "tokenizers", "safetensors", "sentencepiece", "protobuf"]
 if os.path.realpath(sys.prefix) != os.path.realpath(VENV):
@@ -550,7 +557,7 @@ def real():
 
 
 def main():
-    what = sys.argv[1:] or ["models", "quant", "tokenizers"]
+    what = WHAT or ["models", "quant", "tokenizers"]
     for name in what:
         globals()[name]()
 

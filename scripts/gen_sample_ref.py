@@ -16,7 +16,8 @@ distribution (examples/watermark.lua: arXiv:2301.10226 with half of the vocabula
 import json
 import math
 import random
-import sys
+
+import usage
 
 V = 24
 MASK = (1 << 64) - 1
@@ -437,4 +438,4 @@ def main(path):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "tests/data/sample/ref.json")
+    main(usage.arguments("[FILE]")[0] or "tests/data/sample/ref.json")

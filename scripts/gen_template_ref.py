@@ -13,16 +13,22 @@ real_NAME.jinja first (needs the package gguf).
 
 Outputs hold the text, or an error's class and message where Jinja raises.
 """
-import argparse
 import copy
 import datetime
 import glob
 import json
 import os
 
-import jinja2
-import jinja2.ext
-import jinja2.sandbox
+import usage
+
+GGUFS, = usage.arguments("[--gguf] [FILE=NAME...]", flags=("--gguf",))[1:]
+for word in GGUFS:
+    if "=" not in word:
+        usage.refuse(f"FILE=NAME expected, got '{word}'")
+
+import jinja2  # noqa: E402
+import jinja2.ext  # noqa: E402
+import jinja2.sandbox  # noqa: E402
 
 DIR = "tests/data/template"
 NOW = datetime.datetime(2026, 3, 5, 8, 7, 9)
@@ -91,9 +97,7 @@ def dump(name, rows):
 
 
 def main():
-    args = argparse.ArgumentParser()
-    args.add_argument("--gguf", nargs="*", default=[])
-    for item in args.parse_args().gguf:
+    for item in GGUFS:
         from gguf import GGUFReader
 
         path, name = item.rsplit("=", 1)

@@ -5,6 +5,8 @@ Usage: python3 scripts/gen_template_unicode.py  (from the repository root)
 """
 import unicodedata
 
+import usage
+
 OUT = "lua/llmrun/template/unicode.lua"
 ALL = [c for c in range(0x80, 0x110000) if not 0xD800 <= c < 0xE000]
 
@@ -84,4 +86,5 @@ def main():
         f.write("\n".join(out) + "\nreturn M\n")
 
 
+usage.arguments("")
 main()

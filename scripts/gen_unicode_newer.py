@@ -4,6 +4,12 @@ them. Needs a Python whose unicodedata is of version 14 (3.11) and `pip install 
 afterwards."""
 import sys
 import unicodedata
+
+import usage
+
+if __name__ == "__main__":
+    usage.arguments("")
+
 from tokenizers import Regex, pre_tokenizers
 
 CLASSES = ["Lu", "Ll", "Lt", "Lm", "Lo", "M", "N", "P", "S"]

@@ -13,6 +13,10 @@ import os
 import sys
 import time
 
+import usage
+
+MODEL, ROWS, KIND, OUT, EPOCHS, SIZE = usage.arguments("MODEL.gguf ROWS KIND OUT EPOCHS SIZE")
+
 import gguf
 import numpy as np
 import torch
@@ -237,4 +241,4 @@ def main(model, rows, kind, out, epochs, size):
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))
+    main(MODEL, ROWS, KIND, OUT, int(EPOCHS), int(SIZE))

@@ -84,3 +84,33 @@ describe("commands that are shown", function()
         end
     end)
 end)
+
+describe("scripts", function()
+    local list = {}
+    for path in output("ls -d scripts/*"):gmatch "%S+" do
+        local head = core.stat(path) == "file" and read(path):match "^[^\n]*\n" or ""
+        -- the others are parts of these
+        if head:find("#!", 1, true) or path:find "%.py$" and path ~= "scripts/usage.py" and path ~= "scripts/conformance_checks.py" then
+            list[#list + 1] = { path, (path:find "%.py$" and "python3 " or "") .. path }
+        end
+    end
+
+    local function run(command)
+        local p <close> = assert(io.popen(("timeout 60 %s </dev/null 2>&1 >/dev/null; echo \"|$?\""):format(command)))
+        local err, status = p:read("a"):match("^(.*)|(%d+)\n$")
+        return err, tonumber(status)
+    end
+
+    it("tell what they are for, and what is wrong with an argument, and do nothing then", function()
+        assert.is_true(#list > 30)
+        for _, s in ipairs(list) do
+            local text = output(s[2] .. " --help 2>&1")
+            assert.matches("usage:", text:lower(), 1, true, s[1])
+            local err, status = run(s[2] .. " --help")
+            assert.same({ "", 0 }, { err, status }, s[1])
+            err, status = run(s[2] .. " --nonsense")
+            assert.equal(2, status, s[1] .. ": " .. err)
+            assert.is_truthy(err ~= "" and not err:find("Traceback", 1, true) and not err:find("line %d+:"), s[1] .. ": " .. err)
+        end
+    end)
+end)
