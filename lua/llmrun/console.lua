@@ -9,6 +9,7 @@
 local core = require "llmrun.core"
 local tables = require "llmrun.tables"
 local errors = require "llmrun.errors"
+local null = require("llmrun.json").null
 
 local M = {}
 
@@ -48,7 +49,7 @@ end
 
 local function show(v, indent, level, seen)
     if type(v) == "string" then return quoted(v) end
-    if type(v) ~= "table" then return tostring(v) end
+    if type(v) ~= "table" then return v == null and "null" or tostring(v) end
     local mt = getmetatable(v)
     if type(mt) == "table" and rawget(mt, "__tostring") and level > 1 then return tostring(v) end
     if seen[v] then return "(as above)" end

@@ -30,7 +30,9 @@ end
 
 local function list_of(values)
     local texts = {}
-    for i, v in ipairs(values) do texts[i] = type(v) == "string" and '"' .. v .. '"' or tostring(v) end
+    for i, v in ipairs(values) do
+        texts[i] = type(v) == "string" and '"' .. v .. '"' or v == null and "null" or tostring(v)
+    end
     return table.concat(texts, ", ")
 end
 

@@ -403,6 +403,7 @@ describe("a console's values", function()
         local t = { 1, "two\n", [10] = 1.5, ["a b"] = true }
         t.self = t
         assert.equal('{ 1, "two\\n", [10] = 1.5, ["a b"] = true, self = (as above) }', console.show(t))
+        assert.equal("{ a = null }", console.show { a = require("llmrun.json").null })
         local deep = {}
         local at = deep
         for _ = 1, 50 do

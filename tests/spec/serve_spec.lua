@@ -452,10 +452,11 @@ describe("fields at their edges", function()
         for _, v in ipairs { "x", 1, json.object(), json.array(), json.null } do
             t.refused(CHAT, { messages = v }, "messages")
         end
-        t.refused(CHAT, json.object(), "messages")
         local function refused(message, param)
             t.refused(CHAT, { messages = json.array { message } }, "messages[0]" .. param)
         end
+        local missing = t.refused(CHAT, json.object(), "messages")
+        assert.matches("messages: array expected, got nothing (or null)", missing.message, 1, true)
         refused(json.object(), ".role")
         refused(json.null, "")
         refused("x", "")
@@ -582,6 +583,7 @@ describe("fields at their edges", function()
             local r = S.post(t.server, CHAT, body, headers)
             assert.equal(status or 400, r.status, body:sub(1, 50))
             assert.is_string(r.json.error.message)
+            assert.is_nil(r.json.error.message:find("userdata", 1, true), r.json.error.message)
             return r.json.error
         end
         for _, body in ipairs { "[]", "null", "", "{", "1", "\"x\"", "{}x", "{\"a\":1}}", "{'a':1}", "\xff",

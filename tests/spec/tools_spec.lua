@@ -229,7 +229,7 @@ describe("arguments", function()
         properties = {
             city = { type = "string", minLength = 2, maxLength = 5 },
             days = { type = "integer", minimum = 1, maximum = 9 },
-            unit = { enum = { "C", "F" } }, tags = { type = "array", items = { type = "string" }, maxItems = 2 },
+            unit = { enum = { "C", "F", null } }, tags = { type = "array", items = { type = "string" }, maxItems = 2 },
             where = { anyOf = { { type = "null" }, { type = "object", required = { "x" } } } }, v = { const = 1 },
         },
     }
@@ -253,7 +253,7 @@ describe("arguments", function()
             { { city = "Rome", days = 1.5 }, "arguments.days: integer expected, got number" },
             { { city = "Rome", days = 10 }, "arguments.days: 10 is above 9" },
             { { city = "Rome", days = 0 }, "arguments.days: 0 is below 1" },
-            { { city = "Rome", unit = "K" }, 'arguments.unit: one of "C", "F" expected, got "K"' },
+            { { city = "Rome", unit = "K" }, 'arguments.unit: one of "C", "F", null expected, got "K"' },
             { { city = "Rome", tags = { "a", 2 } }, "arguments.tags[1]: string expected, got integer" },
             { { city = "Rome", tags = { "a", "b", "c" } }, "arguments.tags: at most 2 items expected, got 3" },
             { { city = "Rome", tags = "a" }, "arguments.tags: array expected, got string" },

@@ -12,6 +12,8 @@ local function show(v)
         return ("'%s'"):format(v)
     elseif type(v) == "table" then
         return json.is_array(v) and "an array" or "an object"
+    elseif v == json.null then
+        return "nothing (or null)"
     end
     return tostring(v)
 end
