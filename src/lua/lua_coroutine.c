@@ -466,6 +466,15 @@ void lr_lua_leave(const lr_lua_frame *f) { running = f->up; }
 
 bool lr_lua_interrupted(void) { return interrupted != 0; }
 
+bool lr_lua_hold_interrupts(sigset_t *before)
+{
+    sigset_t only;
+    sigemptyset(&only);
+    sigaddset(&only, SIGINT);
+    pthread_sigmask(SIG_BLOCK, &only, before);
+    return !interrupted;
+}
+
 /* catch_interrupts(mode): "stop" raises an error in the Lua code that runs and sets the flag, "flag" sets the flag
  * only, "default" leaves the signal to the system, "before" to whoever had it before the first call of this. */
 static int core_catch_interrupts(lua_State *L)

@@ -14,6 +14,7 @@
 #include "base/error.h"
 #include <lauxlib.h>
 #include <lua.h>
+#include <signal.h>
 #include <stdbool.h>
 #include <stdint.h>
 
@@ -217,5 +218,8 @@ bool lr_lua_take_preempted(lua_State *co);
 
 /* Ctrl-C was pressed and nobody has taken note yet. */
 bool lr_lua_interrupted(void);
+/* Before a call that sleeps: SIGINT stays out until then, *before is the mask to sleep with and to set again. False: it
+ * has come already, and nobody has taken note of it. */
+bool lr_lua_hold_interrupts(sigset_t *before);
 
 #endif

@@ -7,6 +7,7 @@
 #include "lua/lua_int.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <netdb.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -88,24 +89,32 @@ static int poller_set(lua_State *L)
     return 1;
 }
 
-/* As epoll_wait, in seconds; exact for short times where the system can be (Linux 5.11 on). */
-static int wait_seconds(int p, struct epoll_event *ev, int n_ev, double s)
+/* As epoll_pwait, in seconds (below 0: without end); exact for short times where the system can be (Linux 5.11 on). */
+static int wait_seconds(int p, struct epoll_event *ev, int n_ev, double s, const sigset_t *mask)
 {
+    if (s < 0) return epoll_pwait(p, ev, n_ev, -1, mask);
     if (s > 0 && s < 0.01) {
         struct timespec t = {0, (long)(s * 1e9)};
-        int n = epoll_pwait2(p, ev, n_ev, &t, NULL);
+        int n = epoll_pwait2(p, ev, n_ev, &t, mask);
         if (n >= 0 || errno == EINTR) return n;
     }
-    return epoll_wait(p, ev, n_ev, s <= 0 ? 0 : s > 1e6 ? 1000000000 : (int)(s * 1000 + 0.999));
+    return epoll_pwait(p, ev, n_ev, s > 1e6 ? 1000000000 : (int)(s * 1000 + 0.999), mask);
 }
 
-/* p:wait(seconds | nil) -> list of descriptors that are ready; after that many seconds, or a signal, an empty one. nil:
- * waits */
+/* p:wait(seconds | nil) -> list of descriptors that are ready; after that many seconds, or a signal, or at once if
+ * Ctrl-C was pressed, an empty one. nil: waits */
 static int poller_wait(lua_State *L)
 {
     int p = check_fd(L, POLLER);
     struct epoll_event ev[128];
-    int n = lua_isnoneornil(L, 2) ? epoll_wait(p, ev, 128, -1) : wait_seconds(p, ev, 128, luaL_checknumber(L, 2));
+    double seconds = lua_isnoneornil(L, 2) ? -1 : fmax(0, luaL_checknumber(L, 2));
+    sigset_t before;
+    int n = 0;
+    if (seconds == 0)
+        n = epoll_wait(p, ev, 128, 0);
+    else if (lr_lua_hold_interrupts(&before))
+        n = wait_seconds(p, ev, 128, seconds, &before);
+    if (seconds != 0) pthread_sigmask(SIG_SETMASK, &before, NULL);
     lua_createtable(L, n > 0 ? n : 0, 0);
     for (int i = 0; i < n; i++) {
         lua_pushinteger(L, ev[i].data.fd);

@@ -10,6 +10,7 @@
 #include <lualib.h>
 #include <poll.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,14 +43,17 @@ static int sys_thread_seconds(lua_State *L)
     return 1;
 }
 
-/* sleep(seconds): true, or false when a signal cut it short */
+/* sleep(seconds): true, or false when a signal cut it short, or Ctrl-C was pressed before */
 static int sys_sleep(lua_State *L)
 {
     lua_Number s = luaL_checknumber(L, 1);
     if (!(s > 0)) s = 0;
     if (s > 1e6) s = 1e6;
     struct timespec ts = {(time_t)s, (long)((s - (lua_Number)(time_t)s) * 1e9)};
-    lua_pushboolean(L, nanosleep(&ts, NULL) == 0);
+    sigset_t before;
+    bool slept = lr_lua_hold_interrupts(&before) && ppoll(NULL, 0, &ts, &before) == 0;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    lua_pushboolean(L, slept);
     return 1;
 }
 

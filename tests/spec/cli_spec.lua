@@ -367,12 +367,38 @@ describe("llmrun COMMAND on a model #model", function()
         end)
     end)
 
+    it("Ctrl-C that nobody took note of ends what waits then", function()
+        for what, text in pairs {
+            ["for a descriptor"] = [[
+                local server <close> = require("llmrun").serve { port = 0, log = function() end }
+                loop.wait(loop.ticket(), "x")]],
+            ["for a time"] = "llm.sleep(50)",
+        } do
+            with_script([[
+                local llm, loop = require "llmrun", require "llmrun.loop"
+                pcall(function()
+                    io.popen("kill -INT $PPID"):close()
+                    while true do end
+                end)
+                io.stdout:write "on" io.stdout:flush()
+                ]] .. text, function(path)
+                local out, err, status = sh("timeout 20 $L " .. path)
+                assert.same({ "on", 130 }, { out, status }, what)
+                assert.matches("llmrun: interrupted\n", err, 1, true)
+            end)
+        end
+    end)
+
     it("Ctrl-C at any moment of a command is said in one line", function()
         for _, after in ipairs { 0.05, 0.15, 0.25 } do -- while it loads; or not yet, or not any more
             local _, err, status = sh(("$L run -p 'Write a story.' -n 20 > /dev/null & p=$!; sleep %g; kill -INT $p 2>/dev/null; wait $p")
                 :format(after))
             assert.equal(status == 0 and "" or "llmrun: interrupted\n", err)
         end
+        with_script("it('x', function() print 'on' while true do end end)", function(path)
+            local _, err, status = sh("$L test " .. path .. " > /dev/null & p=$!; sleep 1; kill -INT $p; wait $p")
+            assert.same({ "llmrun: interrupted\n", 130 }, { err, status })
+        end)
     end)
 
     it("inspect shows metadata, tensors, memory", function()

@@ -87,7 +87,10 @@ local function run_command(name, argv)
         return 1
     end
     local rest = table.move(argv, 2, #argv, 1, {})
-    if cmd.raw then return status_of(loop.run(cmd.run, rest)) end
+    if cmd.raw then
+        local how, value = loop.run(cmd.run, rest)
+        return status_of(how, how ~= "interrupted" and value or nil)
+    end
     local args = require "llmrun.cli.args"
     local opts, err = args.parse(cmd, name, rest)
     if not opts then

@@ -59,8 +59,15 @@ function M.run(argv)
     arg = argv -- luacheck: ignore 121
     local ok, runner = pcall(require, "busted.runner")
     if not ok then
-        io.stderr:write("llmrun test: busted is not installed (Debian package lua-busted): ", runner, "\n")
+        io.stderr:write("llmrun test: busted is not installed (Debian package lua-busted): ",
+            runner:match "^[^\n]*", "\n")
         return 1
+    end
+    local exit = os.exit
+    os.exit = function(...) -- luacheck: ignore 122
+        if not core.interrupted() then exit(...) end -- by busted, with the number of failures
+        io.stderr:write("llmrun: interrupted\n")
+        exit(130, true)
     end
     runner { standalone = false }
     return 0
