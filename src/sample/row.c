@@ -14,6 +14,7 @@ static const lr_cpu_kernels *kernels(void)
 }
 
 int lr_row_argmax(const float *x, int n) { return kernels()->argmax(x, n); }
+int lr_row_pieces(int n) { return lr_pieces(n); }
 float lr_row_max(const float *x, int n) { return kernels()->max(x, n); }
 double lr_row_log_of_mass(float best, uint64_t mass) { return (double)best + log((double)mass * 0x1p-40); }
 float lr_row_logsumexp(const float *x, int n)

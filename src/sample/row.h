@@ -5,6 +5,8 @@
 
 /* The place of the largest value, the lowest of equals; -1 if all are NaN. */
 int lr_row_argmax(const float *x, int n);
+/* How many peaks a row of n values has: the largest of each piece of it (lr_batch.peaks). */
+int lr_row_pieces(int n);
 /* -inf if there is nothing but NaN. */
 float lr_row_max(const float *x, int n);
 float lr_row_logsumexp(const float *x, int n);

@@ -94,6 +94,10 @@ void lr_sample_desk_use(lr_sample_desk *);
 /* The row that this thread draws from after the next draw, of as many logits; NULL: not known. It is brought near. */
 void lr_sample_ahead(const float *logits);
 
+/* The peaks of the row that this thread draws from next (lr_batch.peaks), so that they need not be looked for; NULL:
+ * not known. They are copied by that draw. */
+void lr_sample_peaks(const float *peaks);
+
 /* The log-probability of a token and of the best few, from the full softmax before any stage. */
 typedef struct lr_top {
     int32_t id;

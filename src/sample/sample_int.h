@@ -24,6 +24,11 @@ typedef struct lr_scratch {
     /* Of a dense row: the largest value of each LR_PIECE, while peaks_known says so ... */
     float *peak, *sums; /* (lr_pieces(cap)) */
     bool peaks_known;
+    /* Those with masked values are the row's without its mask, so nowhere too small, unless `sure` says otherwise. */
+    bool rough;
+    bool *sure;         /* (lr_pieces(cap)) */
+    int settled;        /* so many of the largest are sure */
+    const float *given; /* the next row's peaks without a mask, borrowed; NULL = to be looked for */
     /* ... and a temperature that is still to be applied: a value is (x - from) / t, and from the row's largest x. */
     bool warm;
     float from, t;
@@ -48,6 +53,8 @@ void lr_stage_plain(lr_logits *l, lr_scratch *w);
 const float *lr_stage_ahead(lr_scratch *w);
 /* The largest of the row's values. */
 float lr_stage_best(const lr_logits *l, lr_scratch *w);
+/* The peaks are known, of the row without its mask. */
+void lr_stage_rough(const lr_logits *l, lr_scratch *w);
 /* The first of n values whose mass, with those before it, is at least so many units of base/mass.h: n = none. *sum:
  * what they come to. */
 int lr_stage_reach(const lr_scratch *w, const float *x, int n, float best, uint64_t least, uint64_t *sum);

@@ -18,6 +18,7 @@ struct lr_sample_desk {
 static lr_scratch *desk(void) { return lent ? lent : &scratch; }
 lr_scratch *lr_sampler__scratch(void) { return desk(); }
 void lr_sample_ahead(const float *logits) { desk()->ahead = logits; }
+void lr_sample_peaks(const float *peaks) { desk()->given = peaks; }
 
 /* ---- scratch ---- */
 
@@ -35,6 +36,7 @@ static void scratch_free(lr_scratch *w)
     lr_free(w->prior);
     lr_free(w->peak);
     lr_free(w->sums);
+    lr_free(w->sure);
     *w = (lr_scratch){0};
 }
 
@@ -58,8 +60,9 @@ static bool scratch_grow(lr_scratch *w, int n_vocab)
     w->prior = lr_calloc(n, sizeof *w->prior);
     w->peak = lr_calloc((size_t)lr_pieces(n_vocab), sizeof *w->peak);
     w->sums = lr_calloc((size_t)lr_pieces(n_vocab), sizeof *w->sums);
+    w->sure = lr_calloc((size_t)lr_pieces(n_vocab), sizeof *w->sure);
     if (!w->cand_id || !w->cand || !w->raw || !w->ids || !w->a || !w->b || !w->mark || !w->count || !w->top ||
-        !w->prior || !w->peak || !w->sums) {
+        !w->prior || !w->peak || !w->sums || !w->sure) {
         scratch_free(w);
         w->refs = refs;
         return false;
@@ -312,6 +315,14 @@ double lr_sample_uniform(uint64_t seed, uint64_t position, uint32_t stream)
     return (double)(z >> 11) * 0x1p-53;
 }
 
+/* Takes the row's peaks, if they were told. */
+static void take_given(const lr_sampler *s, lr_scratch *w)
+{
+    if (w->given) memcpy(w->peak, w->given, (size_t)lr_pieces(s->n_vocab) * sizeof *w->peak);
+    w->peaks_known = w->peaks_known || w->given;
+    w->given = NULL;
+}
+
 static int run_chain(lr_sampler *s, lr_logits *l, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx,
                      lr_error *err)
 {
@@ -319,11 +330,14 @@ static int run_chain(lr_sampler *s, lr_logits *l, float *logits, const uint32_t 
     *l = (lr_logits){logits, s->n_vocab, -1, w->cand_id, w->cand, ++s->generation};
     w->warm = false;
     w->bits = mask;
+    w->rough = false;
+    take_given(s, w);
     float best;
-    if (mask || !w->peaks_known)
-        best = w->k->peaks(logits, mask, s->n_vocab, w->peak);
+    if (w->peaks_known)
+        best = w->k->max(w->peak, lr_pieces(s->n_vocab));
     else
-        best = lr_stage_best(l, w);
+        best = w->k->peaks(logits, mask, s->n_vocab, w->peak);
+    if (w->peaks_known && mask) lr_stage_rough(l, w);
     w->peaks_known = true;
     if (!(best > -INFINITY) || best == INFINITY) return lr_fail(err, LR_EINVAL, LR_SAMPLE_NOT_FINITE);
     for (int i = 0; i < s->n_stages; i++) {
@@ -411,10 +425,13 @@ static int prepare(lr_sampler *s, lr_logits *l, float *logits, const uint32_t *m
     lr_scratch *w = desk();
     *lse = 0;
     w->peaks_known = w->raw_wanted = false;
+    if (n_top > MAX_TOP) w->given = NULL;
     if (n_top > MAX_TOP)
         return lr_fail(err, LR_EINVAL, "%d log-probabilities a token; %d are the most", n_top, MAX_TOP);
     if (n_top >= 0) {
-        float best = w->k->peaks(logits, NULL, s->n_vocab, w->peak);
+        take_given(s, w);
+        float best =
+            w->peaks_known ? w->k->max(w->peak, lr_pieces(s->n_vocab)) : w->k->peaks(logits, NULL, s->n_vocab, w->peak);
         *lse = log_sum(w, logits, s->n_vocab, best);
         w->peaks_known = w->raw_wanted = true;
         fill_top(w, logits, s->n_vocab, *lse, n_top, top);

@@ -90,8 +90,10 @@ static void sort_candidates(lr_logits *l, lr_scratch *w)
 
 static void find_peaks(const lr_logits *l, lr_scratch *w)
 {
-    if (!w->peaks_known) (void)w->k->peaks(l->x, w->bits, l->n_vocab, w->peak);
+    if (w->peaks_known) return;
+    (void)w->k->peaks(l->x, w->bits, l->n_vocab, w->peak);
     w->peaks_known = true;
+    w->rough = false;
 }
 
 const float *lr_stage_ahead(lr_scratch *w)
@@ -101,17 +103,66 @@ const float *lr_stage_ahead(lr_scratch *w)
     return x;
 }
 
-float lr_stage_best(const lr_logits *l, lr_scratch *w)
-{
-    if (w->warm) return 0; /* (from - from) / t */
-    find_peaks(l, w);
-    return w->k->max(w->peak, lr_pieces(l->n_vocab));
-}
-
 /* The mask, to n values from a piece's first on. A token that is drawn keeps its value. */
 static void apply_mask(const lr_logits *l, const lr_scratch *w, int at, int n)
 {
     if (w->bits) w->k->mask(l->x + at, w->bits + at / 32, n);
+}
+
+void lr_stage_rough(const lr_logits *l, lr_scratch *w)
+{
+    enum { WORDS = LR_PIECE / 32 };
+    int whole = l->n_vocab / LR_PIECE;
+    w->rough = true;
+    w->settled = 0;
+    for (int p = 0; p < whole; p++) {
+        const uint32_t *b = w->bits + p * WORDS;
+        uint32_t any = 0, all = UINT32_MAX;
+        for (int i = 0; i < WORDS; i++) {
+            any |= b[i];
+            all &= b[i];
+        }
+        w->sure[p] = !any || all == UINT32_MAX;
+        if (!any) w->peak[p] = -INFINITY;
+    }
+    if (whole < lr_pieces(l->n_vocab)) w->sure[whole] = false;
+}
+
+/* The mask is respected in the peak of piece p. */
+static void make_sure(const lr_logits *l, lr_scratch *w, int p)
+{
+    int at = p * LR_PIECE, n = l->n_vocab - at < LR_PIECE ? l->n_vocab - at : LR_PIECE;
+    if (w->rough && w->sure[p]) return;
+    apply_mask(l, w, at, n);
+    w->peak[p] = w->k->max(l->x + at, n);
+    w->sure[p] = true;
+}
+
+/* The k largest peaks respect the mask. Of some more the k-th largest that is left is a bound: pieces below it without
+ * the mask are so with it. */
+static void settle_peaks(const lr_logits *l, lr_scratch *w, int k)
+{
+    int32_t at[LR_TOPK_MAX];
+    float some[LR_TOPK_MAX], top[LR_TOPK_MAX];
+    int pieces = lr_pieces(l->n_vocab);
+    if (!w->rough || w->settled >= k) return;
+    int n = w->k->topk(w->peak, pieces, 2 * k + 6 < LR_TOPK_MAX ? 2 * k + 6 : LR_TOPK_MAX, at, some);
+    for (int i = 0; i < n; i++) {
+        make_sure(l, w, at[i]);
+        some[i] = w->peak[at[i]];
+    }
+    float bound = w->k->topk(some, n, k, at, top) < k ? -INFINITY : top[k - 1];
+    for (int p = 0; p < pieces; p++)
+        if (w->peak[p] >= bound) make_sure(l, w, p);
+    w->settled = k;
+}
+
+float lr_stage_best(const lr_logits *l, lr_scratch *w)
+{
+    if (w->warm) return 0; /* (from - from) / t */
+    find_peaks(l, w);
+    settle_peaks(l, w, 1);
+    return w->k->max(w->peak, lr_pieces(l->n_vocab));
 }
 
 /* Single values of a whole row may be written to. */
@@ -136,13 +187,14 @@ void lr_stage_plain(lr_logits *l, lr_scratch *w)
 static void touched(const lr_logits *l, lr_scratch *w, int32_t id, float old)
 {
     if (l->n_cand >= 0 || !w->peaks_known) return;
-    int at = id / LR_PIECE * LR_PIECE, left = l->n_vocab - at;
-    float *peak = &w->peak[id / LR_PIECE];
-    if (l->x[id] > *peak) {
-        *peak = l->x[id];
-    } else if (!(old < *peak)) {
-        apply_mask(l, w, at, left < LR_PIECE ? left : LR_PIECE);
-        *peak = w->k->max(l->x + at, left < LR_PIECE ? left : LR_PIECE);
+    int p = id / LR_PIECE;
+    if (l->x[id] > w->peak[p]) {
+        w->peak[p] = l->x[id];
+        w->sure[p] = true;
+    } else if (!(old < w->peak[p])) {
+        w->sure[p] = false;
+        make_sure(l, w, p);
+        w->settled = 0;
     }
 }
 
@@ -307,6 +359,7 @@ void lr_stage_top_k(int k, lr_logits *l, lr_scratch *w)
     if (w->warm) lr_stage_plain(l, w);
     find_peaks(l, w);
     if (k <= LR_TOPK_MAX) {
+        if (k <= lr_pieces(l->n_vocab) / 2) settle_peaks(l, w, k); /* what a bound comes from */
         l->n_cand = w->k->topk_peaks(l->x, w->bits, l->n_vocab, w->peak, k, l->cand_id, l->cand);
         drop_infinite(l);
         return;

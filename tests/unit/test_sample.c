@@ -477,6 +477,79 @@ static void a_mask_is_as_good_as_a_masked_row(void **state)
     }
 }
 
+/* A row whose peaks are told is drawn from as one whose peaks are looked for: the same token, log-probabilities and
+ * row's best, or the same error, whatever stages, mask and values; and they are forgotten behind that draw. */
+static void told_peaks_change_nothing(void **state)
+{
+    enum { N = 2500, CHAINS = 9, MASKS = 6, KINDS = 6, PIECE = 128, PIECES = (N + PIECE - 1) / PIECE };
+    static float x[N], y[2][N], peaks[PIECES], kept[PIECES];
+    static uint32_t bits[N / 32 + 1];
+    int32_t some[] = {5, 700, 701, 2499}, before[] = {5, 9, 700, 1301, 5};
+    float by[] = {3, -2, 1, 4};
+    lr_stage t = {.kind = LR_STAGE_TEMPERATURE, .a = .7f}, k = {.kind = LR_STAGE_TOP_K, .n = 5};
+    lr_stage chains[CHAINS][3] = {
+        {t},
+        {t, {.kind = LR_STAGE_TOP_P, .a = .9f}},
+        {k, t},
+        {{.kind = LR_STAGE_TOP_K, .n = 1200}, t},
+        {{.kind = LR_STAGE_MIN_P, .a = .1f}},
+        {{.kind = LR_STAGE_PENALTIES, .repetition = 1.3f, .presence = .4f, .frequency = .1f}, t, k},
+        {{.kind = LR_STAGE_LOGIT_BIAS, .ids = some, .values = by, .n_ids = 4},
+         {.kind = LR_STAGE_BAN, .ids = some, .n_ids = 2},
+         {.kind = LR_STAGE_TOP_P, .a = .9f}},
+        {{.kind = LR_STAGE_TYPICAL, .a = .8f}, t},
+        {{.kind = LR_STAGE_BAN, .ids = some, .n_ids = 4}, {.kind = LR_STAGE_TOP_K, .n = 1}},
+    };
+    static const size_t length[CHAINS] = {1, 2, 2, 2, 1, 3, 3, 2, 2};
+    uint32_t r = 3;
+    (void)state;
+    for (int c = 0; c < 4 * CHAINS * MASKS * KINDS; c++) {
+        int chain = c % CHAINS, mask = c / CHAINS % MASKS, kind = c / CHAINS / MASKS % KINDS;
+        for (int i = 0; i < N; i++) {
+            r = r * 1664525u + 1013904223u;
+            float f = (float)(r >> 8) / 16777216.0f;
+            x[i] = kind % 2 ? f * 9 : f * f * f * 30;
+            if (kind == 2) x[i] = (float)(r >> 29); /* many of the same */
+            if (kind == 3 && (r >> 20 & 7) == 0) x[i] = NAN;
+            if (kind == 4 && i / 400 % 2) x[i] = c & 1 ? -INFINITY : NAN;
+            if (kind == 5 && c % 7 < 2) x[i] = c % 7 ? NAN : i == 1234 ? INFINITY : x[i];
+            uint32_t part = r >> 13 & 1023, bit = 1u << i % 32;
+            bool may = mask == 1 ? part > 50 : mask == 2 ? part > 600 : mask == 3 ? part > 1020 : mask != 4 || i > 2480;
+            if (mask == 5) may = i / 200 % 3 != 0;
+            bits[i / 32] = may ? bits[i / 32] | bit : bits[i / 32] & ~bit;
+        }
+        for (int p = 0; p < PIECES; p++) {
+            peaks[p] = -INFINITY;
+            for (int i = p * PIECE; i < N && i < (p + 1) * PIECE; i++) peaks[p] = x[i] > peaks[p] ? x[i] : peaks[p];
+        }
+        memcpy(kept, peaks, sizeof peaks);
+        lr_sampler *s;
+        lr_sample_ctx ctx = {.seed = 4, .position = (uint64_t)c, .generated = before, .n_generated = 5};
+        int32_t id[3] = {-1, -1, -1};
+        float logprob[3] = {0};
+        lr_top top[3][4];
+        lr_error e[2];
+        int rc[3], n_top = c % 5 - 1;
+        assert_int_equal(lr_sampler_new(&s, chains[chain], length[chain], 4, N, &err), 0);
+        memset(top, 0, sizeof top);
+        for (int told = 0; told < 3; told++) {
+            memcpy(y[told % 2], x, sizeof x);
+            if (told == 1) lr_sample_peaks(peaks);
+            for (int p = 0; p < PIECES && told == 2; p++) peaks[p] = 1000; /* of another row, and not asked for */
+            rc[told] = lr_sampler_draw(s, y[told % 2], mask ? bits : NULL, &ctx, n_top, &id[told], &logprob[told],
+                                       top[told], &e[told % 2]);
+            if (told == 1) assert_memory_equal(peaks, kept, sizeof peaks);
+        }
+        if (rc[0] != rc[1] || id[0] != id[1] || memcmp(&logprob[0], &logprob[1], sizeof *logprob) != 0)
+            fail_msg("chain %d, mask %d, kind %d: %d, token %d, %.9g; told %d, %d, %.9g", chain, mask, kind, rc[0],
+                     id[0], (double)logprob[0], rc[1], id[1], (double)logprob[1]);
+        if (rc[0]) assert_string_equal(e[0].text, e[1].text);
+        assert_memory_equal(top[0], top[1], sizeof top[0]);
+        assert_int_equal(id[2], id[0]);
+        lr_sampler_free(s);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -495,6 +568,7 @@ int main(void)
         cmocka_unit_test(a_glance_draws_what_exact_masses_do),
         cmocka_unit_test(edits_are_seen_in_every_piece),
         cmocka_unit_test(a_mask_is_as_good_as_a_masked_row),
+        cmocka_unit_test(told_peaks_change_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
