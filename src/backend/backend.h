@@ -271,6 +271,7 @@ typedef struct lr_batch {
     int n_out;                   /* rows whose logits are wanted */
     const int32_t *out_rows;     /* (n_out) row numbers, ascending */
     float *logits;               /* (n_out, vocab) result; a device keeps it to itself if NULL */
+    float *peaks;                /* (n_out, lr_pieces(vocab)) result: the largest of each LR_PIECE logits; or NULL */
     float *hidden;               /* (n_out, width of hidden) result, or NULL */
     int32_t *told;               /* (n_out) tokens, the result of models that tell them; else NULL */
     float *features;             /* (n_rows, width of features) result, or NULL */
@@ -337,6 +338,8 @@ typedef struct lr_backend_ops {
     int (*compile)(lr_backend *, const lr_program *, const lr_kv_store *, int max_rows, int max_out, lr_plan **out,
                    lr_error *err);
     void (*plan_free)(lr_backend *, lr_plan *);
+    /* Whether run gives lr_batch.peaks, at hardly any cost. NULL = it does not. */
+    bool (*peaks)(const lr_plan *);
     /* Runs one batch; returns when the results are in place. Allocates nothing. */
     int (*run)(lr_backend *, lr_plan *, lr_kv_store *, const lr_batch *, lr_error *err);
     /* run in two halves, for what the host does meanwhile; NULL = there is only run. launch returns when the batch is

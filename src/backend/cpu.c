@@ -270,6 +270,7 @@ static const lr_backend_ops cpu_ops = {
     .kv_write = cpu_kv_write,
     .compile = lr_cpu_compile,
     .plan_free = lr_cpu_plan_free,
+    .peaks = lr_cpu_plan_peaks,
     .run = lr_cpu_run,
     .lora_new = lr_cpu_lora_new,
     .lora_free = lr_cpu_lora_free,

@@ -230,7 +230,16 @@ static bool glu_is_wide(const lr_plan *p, const stage *s)
     return false;
 }
 
-/* Strips a task takes: so many that a task's columns are whole quantization blocks. */
+/* Whether a stage makes logits whose peaks are wanted. */
+static bool has_peaks(const run_ctx *c, const stage *s)
+{
+    const lr_plan *p = c->p;
+    for (int i = 0; c->b->peaks && p->peaks && i < s->n; i++)
+        if (p->ops[p->items[s->first + i].a].out == p->logits) return true;
+    return false;
+}
+
+/* Strips a task takes: so many that a task's columns are whole quantization blocks, or pieces with a peak. */
 static int gemm_strips(const run_ctx *c, const stage *s, int rows)
 {
     int total = 0;
@@ -238,7 +247,8 @@ static int gemm_strips(const run_ctx *c, const stage *s, int rows)
         const plan_op *o = &c->p->ops[c->p->items[s->first + i].a];
         total += (o->w->n + LR_STRIP - 1) / LR_STRIP * (o->route < 0 ? 1 : c->p->routes[o->route].n_pieces);
     }
-    const int step = glu_is_wide(c->p, s) ? LR_WIDE / LR_STRIP : 2, most = rows > 8 ? 8 : 64;
+    const int least = has_peaks(c, s) ? LR_PIECE / LR_STRIP : 2;
+    const int step = glu_is_wide(c->p, s) ? LR_WIDE / LR_STRIP : least, most = rows > 8 ? 8 : 64;
     int n = total / (c->n_threads * 6);
     n = ((n > most ? most : n) + step / 2) / step * step;
     return n < step ? step : n;
@@ -276,6 +286,14 @@ static void lora_task(const run_ctx *c, const stage *s, int r)
     }
 }
 
+/* The peaks of columns j0..j1-1, which begin with a piece, of row r of the logits, that are in the caches still. */
+static void find_peaks(const run_ctx *c, int r, const float *y, int j0, int j1)
+{
+    const int n = c->p->values[c->p->logits].width;
+    float *peak = c->b->peaks + (size_t)r * (size_t)lr_pieces(n) + j0 / LR_PIECE;
+    for (int j = j0; j < j1; j += LR_PIECE) *peak++ = c->p->be->k->max(y + j, min_int(LR_PIECE, j1 - j));
+}
+
 /* mat: which of the weight's matrices; then: what will be read next, or NULL. */
 static void product(const run_ctx *c, bool narrow, const plan_op *o, int mat, int r0, int m, int s0, int s1,
                     const place *then)
@@ -303,9 +321,10 @@ static void product(const run_ctx *c, bool narrow, const plan_op *o, int mat, in
     }
     for (int r = 0; c->lora && o->route < 0 && r < m; r++)
         lr_cpu_lora_up(p, o, lora_of(c, narrow, r0 + r), r0 + r, y + (size_t)r * ldy, j0, j1);
-    if (!o->bias) return;
-    for (int r = 0; r < m; r++)
+    for (int r = 0; o->bias && r < m; r++)
         p->be->k->add(y + (size_t)r * ldy + j0, o->bias->vec + behind + j0, y + (size_t)r * ldy + j0, j1 - j0);
+    for (int r = 0; c->b->peaks && p->peaks && o->out == p->logits && r < m; r++)
+        find_peaks(c, r0 + r, y + (size_t)r * ldy, j0, j1);
 }
 
 /* Where task `task` of a stage is; the item of it is the result. */
@@ -388,13 +407,13 @@ static size_t strip_bytes(const lr_plan *p, const gemm_item *it)
 
 static int item_strips(const lr_plan *p, const gemm_item *it) { return (p->ops[it->a].w->n + LR_STRIP - 1) / LR_STRIP; }
 
-/* Strips of a unit: outputs of a GLU in whole quantization blocks of 32. */
+/* Strips of a unit: outputs of a GLU in whole quantization blocks of 32, logits in whole pieces. */
 static int unit_strips(const run_ctx *c, const stage *s)
 {
     const gemm_item *it = &c->p->items[s->first];
-    int n = 1, total = 0;
+    int n = has_peaks(c, s) ? LR_PIECE / LR_STRIP : 1, total = 0;
     for (int i = 0; i < s->n; i++) {
-        if (it[i].glu >= 0) n = 2;
+        if (it[i].glu >= 0 && n < 2) n = 2;
         total += item_strips(c->p, &it[i]);
     }
     while (n < UNIT_MOST && (size_t)n * strip_bytes(c->p, it) < UNIT_BYTES && total / (2 * n) >= 4 * c->n_threads)

@@ -38,6 +38,7 @@ static void draw(lr_drawn *d)
 {
     lr_request *r = d->r;
     lr_sample_ctx ctx = lr_request__sample_ctx(r);
+    lr_sample_peaks(lr_request__peaks(r, 0));
     d->rc = lr_sampler_draw(r->sampler, row_of(r), d->mask, &ctx, r->n_top, &d->id, &d->logprob, d->top, &d->err);
 }
 
@@ -50,7 +51,7 @@ static void draw_some(void *arg, int thread, int n_threads)
     int i = atomic_fetch_add(&s->next, 1), next;
     for (; i < s->n; i = next) {
         next = atomic_fetch_add(&s->next, 1);
-        lr_sample_ahead(next < s->n ? row_of(s->at[next].r) : NULL);
+        if (next < s->n && !lr_request__peaks(s->at[next].r, 0)) lr_sample_ahead(row_of(s->at[next].r));
         if (s->at[i].rc == 0) draw(&s->at[i]);
     }
     lr_sample_desk_use(NULL);

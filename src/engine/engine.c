@@ -2,6 +2,7 @@
 #include "engine/record.h"
 #include "base/clock.h"
 #include "engine/speculate_int.h"
+#include "sample/row.h"
 #include "base/dtype.h"
 #include "base/mem.h"
 #include <string.h>
@@ -230,6 +231,8 @@ int lr_engine_new(lr_engine **out, lr_model *model, const lr_engine_config *cfg,
     rc = make_batch(e, err);
     if (!rc) rc = make_pool(e, err);
     if (rc) goto fail;
+    if (model->peaks) /* without memory for them they are looked for, as those of other models */
+        e->peaks = lr_calloc((size_t)e->max_out * (size_t)lr_row_pieces(model->n_vocab), sizeof *e->peaks);
     *out = e;
     return 0;
 fail:
@@ -263,6 +266,7 @@ void lr_engine_free(lr_engine *e)
     lr_free(e->out_rows);
     lr_free(e->scratch);
     lr_free_aligned(e->logits);
+    lr_free(e->peaks);
     lr_free(e->hidden);
     lr_free(e->told);
     lr_free(e);

@@ -121,6 +121,7 @@ struct lr_engine {
     lr_request **batch_req; /* NULL = a branch of a draft of the one before */
     int32_t *out_rows;      /* (max_out) */
     float *logits;          /* (max_out, n_vocab) */
+    float *peaks;           /* (max_out, lr_row_pieces(n_vocab)) of models that give them, else NULL */
     float *hidden;          /* (max_out, n_embd), NULL if the model tells none */
     int32_t *told;          /* (max_out) tokens of models that tell them; logits is NULL then */
     char *scratch;          /* (LR_DETOK_CAP) */
@@ -254,6 +255,9 @@ void lr_step__preempt(lr_step *, lr_request *, lr_preempt_how how);
 /* Deals with the logits of a request that ran n rows in this step; counts the rows as computed. False: the request
  * was failed. */
 bool lr_request__take_logits(lr_request *, int n);
+/* The peaks of the request's logits at a place of its draft (0: of its own last row), as the model gave them; NULL: it
+ * does not, or the logits have changed since. */
+const float *lr_request__peaks(const lr_request *, int place);
 /* What is held back comes out. */
 void lr_request__flush_text(lr_request *);
 

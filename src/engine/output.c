@@ -116,6 +116,13 @@ lr_sample_ctx lr_request__sample_ctx(const lr_request *r)
                            .position = (uint64_t)q->len};
 }
 
+const float *lr_request__peaks(const lr_request *r, int place)
+{
+    const lr_engine *e = r->e;
+    if (!e->peaks || !e->model->peaks || r->fault != LR_FAULT_NONE) return NULL;
+    return e->peaks + (size_t)(r->out + place) * (size_t)lr_row_pieces(e->model->n_vocab);
+}
+
 /* place: of the draft whose logits these are, 0 if there is none. */
 static int draw(lr_request *r, int place, float *logits, int32_t *id, float *logprob, lr_error *err)
 {
@@ -140,6 +147,7 @@ static int draw(lr_request *r, int place, float *logits, int32_t *id, float *log
     if (r->con.mask) rc = r->con.mask(r->con.user, &mask, err);
     if (rc < 0) return rc;
     *logprob = NAN;
+    lr_sample_peaks(lr_request__peaks(r, place));
     return lr_spec__draw(r, place, logits, mask, &ctx, id, logprob, top, err);
 }
 

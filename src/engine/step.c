@@ -35,6 +35,7 @@ static void add_to_batch(lr_engine *e, lr_batch *b, lr_request *r)
 static void make_batch(lr_engine *e, lr_batch *b)
 {
     *b = (lr_batch){.tokens = e->rows, .seqs = e->batch, .out_rows = e->out_rows, .logits = e->logits, .told = e->told};
+    if (e->model->peaks) b->peaks = e->peaks;
     const req_list *lists[] = {&e->running, &e->started};
     for (int l = 0; l < 2; l++) {
         for (int i = 0; i < lists[l]->n; i++) {

@@ -49,6 +49,7 @@ struct lr_model {
     bool echoes;                 /* forward knows echoes (lr_batch_echo): drafts may be trees */
     bool draws;                  /* forward draws tokens (lr_batch.draws) */
     bool halves;                 /* launch and finish may be called */
+    bool peaks;                  /* forward gives lr_batch.peaks; known once it has started */
     bool tells;                  /* forward tells tokens (lr_batch.told) and no logits: requests only generate, without
                                     text, log-probabilities, constraints or drafts */
     uint64_t fingerprint;        /* of file and graph: ties snapshots to the model */

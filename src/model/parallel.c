@@ -393,6 +393,7 @@ int lr_parallel_join(lr_model **out, lr_model *part, int id, lr_error *err)
     p->base = *part;
     p->base.ops = &parallel_ops;
     p->base.draws = p->base.halves = false; /* other ranks wait for each step's tokens */
+    p->base.peaks = false;                  /* each rank has some columns */
     p->base.vocab = lr_vocab_ref(part->vocab);
     p->base.kv_layers = layers;
     p->base.n_kv_layers = t->n_whole_layers;

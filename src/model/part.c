@@ -142,6 +142,7 @@ int lr_graph__compile(lr_graph *g, lr_error *err)
     if (rc) return rc;
     if (g->plan) ops->plan_free(g->be, g->plan);
     g->plan = plan;
+    g->base.peaks = ops->peaks && ops->peaks(plan);
     return 0;
 }
 
