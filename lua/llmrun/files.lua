@@ -1,10 +1,10 @@
---- Files that are there whole or not at all: written under another name and renamed at the end. A place that is no
---- plain file (/dev/stdout) is written to as it is.
+--- Files that are there whole or not at all (file/newfile.h): they take their place when they are complete. A place
+--- that is no plain file (/dev/stdout) is written to as it is.
 ---
 ---   local out <close> = assert(files.create(path))      -- says at once if the place can't be written
 ---   assert(out:write(text)); assert(out:done())
 ---
---- Without done, also after an error or Ctrl-C, nothing is left, and what was there before stays.
+--- Without done, also after an error, Ctrl-C or an end by force, nothing is left, and what was there before stays.
 
 local core = require "llmrun.core"
 
@@ -17,49 +17,33 @@ File.__index = File
 function M.create(path)
     local kind = core.stat(path)
     if kind == "folder" then return nil, path .. ": it is a folder" end
-    local direct = kind ~= nil and kind ~= "file"
-    local place = direct and path or path .. ".part"
-    -- whole before the file is there: Ctrl-C may come at any place, before anybody closes it too
-    local self = setmetatable({ f = false, path = path, place = place, temporary = not direct }, File)
-    local f, err = io.open(place, "wb")
-    if not f then
-        self.temporary = false
-        return nil, direct and err or (err:gsub("%.part: ", ": ", 1))
-    end
-    self.f = f
-    return self
+    local f, err
+    if kind == "other" then f, err = io.open(path, "wb") else f, err = core.newfile(path) end
+    if not f then return nil, (err:gsub(": cannot create a file beside it: ", ": ", 1)) end
+    return setmetatable({ f = f, path = path, direct = kind == "other" }, File)
 end
 
 --- true; or nil and what is wrong.
 function File:write(...)
     local ok, err = self.f:write(...)
     if ok then return true end
-    return nil, ("%s: %s"):format(self.path, err)
+    return nil, self.direct and ("%s: %s"):format(self.path, err) or err
 end
 
 --- It is whole: gives it its name. true; or nil and what is wrong.
 function File:done()
     local f = self.f
     self.f = false
-    local ok, err = f:close()
-    if ok and self.temporary then ok, err = os.rename(self.place, self.path) end
-    if ok then
-        self.temporary = false
-        return true
-    end
-    self:__close()
-    return nil, ("%s: %s"):format(self.path, err)
+    local ok, err
+    if self.direct then ok, err = f:close() else ok, err = f:finish() end
+    if ok then return true end
+    return nil, self.direct and ("%s: %s"):format(self.path, err) or err
 end
 
 function File:__close()
-    if self.f then
-        self.f:close()
-        self.f = false
-    end
-    if self.temporary then
-        self.temporary = false
-        os.remove(self.place)
-    end
+    local f = self.f
+    self.f = false
+    if f then f:close() end
 end
 
 File.__gc = File.__close

@@ -140,6 +140,7 @@ void lr_lua_open_http(lua_State *L);
 void lr_lua_open_json(lua_State *L);
 void lr_lua_open_grammar(lua_State *L);
 void lr_lua_open_net(lua_State *L);
+void lr_lua_open_newfile(lua_State *L);
 void lr_lua_open_look(lua_State *L);
 void lr_lua_open_curl(lua_State *L);
 void lr_lua_open_exec(lua_State *L);

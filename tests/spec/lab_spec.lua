@@ -30,15 +30,35 @@ describe("files", function()
             error("in the middle")
         end)
         assert.equal("one", read "whole")
-        assert.is_nil(core.stat(path .. ".part"))
+        assert.error_matches(function() -- whoever calls it wrongly gets no file
+            local f <close> = assert(files.create(path))
+            f:write({})
+        end, "string expected")
+        assert.equal("one", read "whole")
         do
             local f <close> = assert(files.create("/dev/null")) -- no plain file: stays what it is
             assert.is_true(f:write("x"))
             assert.is_true(f:done())
         end
-        assert.is_nil(core.stat("/dev/null.part"))
+        assert.equal("other", (core.stat "/dev/null"))
         assert.same({ nil, "/no/such/x: No such file or directory" }, { files.create "/no/such/x" })
         assert.matches("is a folder", select(2, files.create(folder.path)))
+    end)
+
+    it("leave nothing when the process is killed", function()
+        local inside = folder:at "killed"
+        os.execute(("mkdir '%s'"):format(inside))
+        for _, signal in ipairs { "KILL", "TERM" } do
+            folder:put("half.lua", ([[
+                local f <close> = assert(require("llmrun.files").create "%s/x")
+                assert(f:write(("half "):rep(100000)))
+                io.popen("kill -%s $PPID"):close()
+                require("llmrun").sleep(20)]]):format(inside, signal))
+            folder:llmrun(folder:at "half.lua")
+            local p <close> = assert(io.popen(("ls -A '%s'"):format(inside)))
+            -- where a file can't be without a name it is left, and tells whose it was
+            assert.equal("", (p:read("a"):gsub("x%.tmp%-%d+%-%d+\n", "")))
+        end
     end)
 end)
 
@@ -133,11 +153,10 @@ describe("the lab's commands", function()
         } do
             -- as soon as its file is there, it has begun; two signals at once (a process and its group) are one
             local p <close> = assert(io.popen(([[cd '%s'; '%s' %s 2>&1 & for i in $(seq 3000); do
-                [ ! -e %s.part ] || break; sleep 0.01; done; kill -INT $! %s; wait $!; echo "|$?"]])
-                :format(folder.path, core.executable(), line, name, name == "trace" and "$!" or "")))
+                ! ls -l /proc/$!/fd | grep -qF -- '-> %s/' || break; sleep 0.01; done; kill -INT $! %s; wait $!; echo "|$?"]])
+                :format(folder.path, core.executable(), line, folder.path, name == "trace" and "$!" or "")))
             assert.equal("llmrun: interrupted\n|130\n", p:read("a"))
             assert.is_nil((core.stat(folder:at(name))))
-            assert.is_nil((core.stat(folder:at(name .. ".part"))))
         end
     end)
 
