@@ -42,9 +42,9 @@ void lr_ahead_strip(lr_ahead *a)
     if (then) over(a, then, a->w->then_strip, a->w->then_end);
 }
 
-void lr_ahead_begin(lr_ahead *a, const lr_gemm_w *w, int s0, int s1, int place, int span)
+void lr_ahead_begin(lr_ahead *a, const lr_gemm_w *w, int s0, int s1, int place, int span, int bytes)
 {
-    int b = (place == LR_AHEAD_ALL ? LR_AHEAD : LR_AHEAD_HALF) / (int)lr_form_bytes(*lr_form_of(w->type));
+    int b = bytes / (int)lr_form_bytes(*lr_form_of(w->type));
     a->own = true;
     a->place = place;
     a->span = span;

@@ -3,15 +3,15 @@
  * One row is read in two places at once, half of the strips that the product was asked for each, as memory then gives
  * more; more rows in one, unless tiles take them. A cursor of each place runs some KB before the block at hand, over
  * its strips, then over those that the caller says come next (lr_gemm_w.then). It asks for all parts of a block,
- * however far apart they lie, into the second-level cache (one row: the first), and lines of a block one by one between
- * its products, as memory gives less to bursts. So nothing is asked for that is not read, and a product begins with
- * what the one before has brought.
+ * however far apart they lie, into the second-level cache (one row, where there are tiles: the first), and lines of a
+ * block one by one between its products, as memory gives less to bursts. So nothing is asked for that is not read, and
+ * a product begins with what the one before has brought.
  */
 #ifndef LR_KERNELS_CPU_AHEAD_H
 #define LR_KERNELS_CPU_AHEAD_H
 #include "cpu/gemm.h"
 
-enum { LR_AHEAD = 8192, LR_AHEAD_HALF = 4096 }; /* bytes; of each of two places */
+enum { LR_AHEAD = 8192, LR_AHEAD_NEAR = 4096 }; /* bytes of a place; of one of two where there are tiles */
 
 typedef struct lr_ahead {
     lr_strip at;   /* q = NULL: nothing is left to be asked for */
@@ -29,8 +29,8 @@ typedef struct lr_ahead {
 static inline int lr_ahead_half(int s0, int s1) { return s0 + (s1 - s0) / 2; }
 
 enum { LR_AHEAD_ALL = -1 };
-/* The cursor of a place of strips s0..s1-1, which are read `span` blocks at a time (0: whole). */
-void lr_ahead_begin(lr_ahead *a, const lr_gemm_w *w, int s0, int s1, int place, int span);
+/* The cursor of a place of strips s0..s1-1, which are read `span` blocks at a time (0: whole), `bytes` ahead. */
+void lr_ahead_begin(lr_ahead *a, const lr_gemm_w *w, int s0, int s1, int place, int span, int bytes);
 /* To the next strip; the next span; to the strips that come next; to nothing. */
 void lr_ahead_strip(lr_ahead *a);
 
@@ -108,7 +108,7 @@ static inline __attribute__((always_inline)) lr_ask lr_ahead_slow(const lr_form 
     return o;
 }
 
-/* l1: into the first-level cache, which pays for one row only. */
+/* l1: into the first-level cache. It pays for one row only, and not on every machine: see kernels/README.md. */
 static inline __attribute__((always_inline)) void lr_ask_group(const lr_form f, const bool l1, const lr_ask *o, int g)
 {
     const uint8_t *q = o->q + 64 * (g * f.main / 8), *h = o->h + 64 * (g / 4);

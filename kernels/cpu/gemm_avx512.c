@@ -1,9 +1,9 @@
 /* gemm_avx512.c - the matrix product with AVX-512 VNNI: few rows, and the choice of the way.
  *
- * One vpdpbusd multiplies 4 k of 16 features with a row's 4 activations, broadcast from memory. Few rows (up to 8):
- * every block is unpacked in registers and used at once; memory is the bound, so the packed bytes ahead are prefetched.
- * More rows: CHUNK blocks of two strips are unpacked into a buffer that stays in the L1 cache, and all rows pass over
- * it (gemm_many_avx512.c). A sum starts at -zero * sum q, so a zero point costs nothing.
+ * One vpdpbusd multiplies 4 k of 16 features with a row's 4 activations, broadcast from memory. Few rows, up to 8 at a
+ * time: every block is unpacked in registers and used at once; memory is the bound, so the packed bytes ahead are
+ * prefetched. Many rows: CHUNK blocks of two strips are unpacked into a buffer that stays in the L1 cache, and all rows
+ * pass over it (gemm_many_avx512.c). A sum starts at -zero * sum q, so a zero point costs nothing.
  */
 #include "cpu/gemm_avx512.h"
 
@@ -29,7 +29,7 @@ INLINE void block_rows(const lr_form f, const bool fine, const int nr, const __m
 #pragma GCC unroll 8
         for (int g = 0; g < 8; g++) {
             const bool second = f.sub == 16 && g >= 4;
-            if (r0 == 0) lr_ask_group(f, nr == 1, ask, g);
+            if (r0 == 0) lr_ask_group(f, fine && nr == 1, ask, g);
 #pragma GCC unroll 4
             for (int i = 0; i < SIDE; i++) {
                 if (r0 + i >= nr) continue;
@@ -131,7 +131,8 @@ static void strip_rows(const fews512 *by, const places512 *p, const lr_qact *qa,
 {
     for (int r = 0, nr; r < m; r += nr) {
         const places512 one = {{p->st[0]}, r ? NULL : p->a, {p->y[0] + (size_t)r * ldy}, {p->mask[0]}};
-        nr = m - r <= FEW && by->few[m - r] ? m - r : SIDE;
+        const int left = m - r < FEW ? m - r : FEW;
+        nr = by->few[left] ? left : SIDE;
         by->few[nr](&one, qa, (size_t)r, ldy);
     }
 }
@@ -141,9 +142,10 @@ void lr_gemm_places_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *
 {
     const lr_parts parts = lr_form_parts(lr_form_of(w->type), w->k);
     const int half = m == 1 ? lr_ahead_half(s0, s1) : s0;
+    const int bytes = m == 1 && (qa->fine || qa->wide) ? LR_AHEAD_NEAR : LR_AHEAD;
     lr_ahead a[2];
-    if (m == 1) lr_ahead_begin(&a[0], w, s0, s1, 0, 0);
-    lr_ahead_begin(&a[1], w, s0, s1, m == 1 ? 1 : LR_AHEAD_ALL, 0);
+    if (m == 1) lr_ahead_begin(&a[0], w, s0, s1, 0, 0, bytes);
+    lr_ahead_begin(&a[1], w, s0, s1, m == 1 ? 1 : LR_AHEAD_ALL, 0, bytes);
     for (int s = s0, t = half; t < s1; s++, t++) {
         const bool two = s < half;
         const places512 p = places_of(w, &parts, y, two ? s : t, t, two ? a : a + 1);
@@ -177,12 +179,16 @@ static void product_many(const lr_gemm_w *w, const lr_qact *qa, int m, float *y,
     }
 }
 
+/* Rows, FEW at a time, for which it is worth unpacking a strip again and again: values that nobody stores cost little.
+ */
+static int few_most(const lr_gemm_w *w) { return lr_form_of(w->type)->sub == 16 ? 4 * FEW : 8 * FEW; }
+
 static void gemm(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t ldx, int m, float *y, size_t ldy,
                  int s0, int s1)
 {
     if (!w->packed)
         lr_gemm_plain_avx512(w, xf, ldx, m, y, ldy, s0, s1);
-    else if (m <= FEW)
+    else if (m <= few_most(w))
         lr_gemm_few_avx512(w, qa, m, y, ldy, s0, s1);
     else
         product_many(w, qa, m, y, ldy, s0, s1);
@@ -191,9 +197,9 @@ static void gemm(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t 
 const char *lr_way_avx512(const lr_gemm_w *w, const lr_qact *qa, int m)
 {
     (void)qa;
-    return !w->packed ? "float fused multiply-adds"
-           : m <= FEW ? "vpdpbusd, unpacked in registers"
-                      : "vpdpbusd, unpacked in L1";
+    return !w->packed         ? "float fused multiply-adds"
+           : m <= few_most(w) ? "vpdpbusd, unpacked in registers"
+                              : "vpdpbusd, unpacked in L1";
 }
 
 void lr_gemm_fill_avx512(lr_cpu_kernels *k)

@@ -10,7 +10,7 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { CHUNK = 16, FEW = 8 }; /* blocks that are unpacked at a time: 512 k; rows of the way without unpacking */
+enum { CHUNK = 16, FEW = 8 }; /* blocks that are unpacked at a time: 512 k; rows of the way without */
 
 /* The scales of a block of a strip, ready for the formulas of gemm.h. */
 typedef struct scales512 {
@@ -214,7 +214,7 @@ void lr_gemm_places_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *
                            const fews512 *by);
 
 const char *lr_way_avx512(const lr_gemm_w *w, const lr_qact *qa, int m);
-/* At most FEW rows of packed weights. */
+/* Packed weights that are unpacked in registers, for FEW rows at a time. */
 void lr_gemm_few_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, size_t ldy, int s0, int s1);
 
 /* The same for rows of 14 bits. */

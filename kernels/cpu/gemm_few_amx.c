@@ -279,7 +279,7 @@ void lr_gemm_few_amx(const lr_gemm_w *w, const lr_qact *qa, int m, float *y, siz
     const int half = lr_ahead_half(s0, s1);
     if (s0 >= s1) return;
     lr_ahead a[2];
-    for (int i = 0; i < 2; i++) lr_ahead_begin(&a[i], w, s0, s1, i, SPAN * 2);
+    for (int i = 0; i < 2; i++) lr_ahead_begin(&a[i], w, s0, s1, i, SPAN * 2, LR_AHEAD_NEAR);
     configure(m);
     for (size_t from = 0; from < pieces; from += SPAN) {
         const few_call k = {qa, unpack[w->type], from, from + SPAN < pieces ? from + SPAN : pieces, ldy};

@@ -337,9 +337,9 @@ static void check_ahead(const matrix *a, int s0, int s1, int place)
     const int half = s0 + (s1 - s0) / 2, from = place == 1 ? half : s0, to = place == 0 ? half : s1;
     const int half2 = (a->w.then_strip + a->w.then_end) / 2, from2 = place == 1 ? half2 : a->w.then_strip;
     const int to2 = place == 0 ? half2 : a->w.then_end, own = (to - from) * 32;
-    const int first = (all ? LR_AHEAD : LR_AHEAD_HALF) / (int)lr_form_bytes(f);
+    const int bytes = all ? LR_AHEAD : LR_AHEAD_NEAR, first = bytes / (int)lr_form_bytes(f);
     lr_ahead c;
-    lr_ahead_begin(&c, &a->w, s0, s1, place, 0);
+    lr_ahead_begin(&c, &a->w, s0, s1, place, 0, bytes);
     for (int n = first; n < own; n++) {
         assert_true(c.own);
         assert_int_equal(c.s, from + n / 32);
@@ -367,7 +367,7 @@ static void check_spans(const matrix *a, int s0, int s1)
     enum { SPAN = 12, BLOCKS = 32 };
     const lr_form f = *lr_form_of(LR_Q4_K);
     lr_ahead c;
-    lr_ahead_begin(&c, &a->w, s0, s1, LR_AHEAD_ALL, SPAN);
+    lr_ahead_begin(&c, &a->w, s0, s1, LR_AHEAD_ALL, SPAN, LR_AHEAD);
     int skip = LR_AHEAD / (int)lr_form_bytes(f);
     for (int from = 0; from < BLOCKS; from += SPAN)
         for (int s = s0; s < s1; s++)
