@@ -150,8 +150,11 @@ describe("an adapter", function()
         local e <close> = exact:adapter(a)
         local q <close> = quick:adapter(a)
         local want = logits(exact, whole.prompt, e)
-        assert.is_true(worst(want, logits(quick, whole.prompt, q)) < 0.05)
-        assert.is_true(worst(want, logits(exact, whole.prompt)) > 0.3)
+        local plain = logits(exact, whole.prompt)
+        local rounding = worst(plain, logits(quick, whole.prompt)) -- of the rows: 8, 11 or 14 bits, as the CPU has it
+        assert.is_true(rounding < 0.1)
+        assert.is_true(worst(want, logits(quick, whole.prompt, q)) < 1.5 * rounding + 0.01)
+        assert.is_true(worst(want, plain) > 0.3)
     end)
 
     for _, blocks in ipairs { false, true } do

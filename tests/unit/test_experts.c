@@ -4,6 +4,7 @@
  * Every row's logits are near those of the float32 reference, and have the same bits alone and among others, with one
  * thread and with three.
  */
+#include "cpu/cpu.h"
 #include "device_model.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -86,12 +87,13 @@ static void test_few_rows(void **st)
     (void)st;
     static float want[TOKENS * VOCAB], one[TOKENS * VOCAB], got[TOKENS * VOCAB];
     static const int steps[] = {2, 3, 5, 8, 9, TOKENS};
+    const double most = lr_cpu_table(NULL)->fine ? 3e-3 : 5e-2; /* rows of 11 and 14 bits, or of 8 */
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         run(&shapes[i], LR_COMPUTE_F32, 1, TOKENS, want);
         run(&shapes[i], LR_COMPUTE_FAST, 1, 1, one);
         for (int r = 0; r < TOKENS; r++) { /* each row: one that lacks an expert is far off */
             double e = dm_error(one + (size_t)r * VOCAB, want + (size_t)r * VOCAB, VOCAB);
-            if (!(e < 3e-3)) fail_msg("shape %zu, row %d: error %.3g", i, r, e);
+            if (!(e < most)) fail_msg("shape %zu, row %d: error %.3g", i, r, e);
         }
         for (size_t k = 0; k < sizeof steps / sizeof *steps; k++)
             for (int threads = 1; threads <= 3; threads += 2) {
