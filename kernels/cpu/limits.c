@@ -152,14 +152,16 @@ static const op_t ops[] = {{"f32_avx2", "GFLOPS", "avx2", f32_avx2, has_avx2},
 #endif
                            {NULL, NULL, NULL, NULL, NULL}};
 
-__attribute__((target("avx512f"), noinline)) static void read_avx512(const char *p, size_t n, int places, size_t ahead)
+__attribute__((target("avx512f"), noinline)) static void read_avx512(const char *p, size_t n, int places, size_t ahead,
+                                                                     bool l2)
 {
     __m512i s0 = _mm512_setzero_si512(), s1 = s0, s2 = s0, s3 = s0;
     const size_t part = n / (size_t)places;
     for (size_t i = 0; i + LINES <= part; i += LINES) {
         for (int k = 0; k < places; k++) {
             const char *q = p + (size_t)k * part + i;
-            for (size_t l = 0; ahead && l < LINES; l += 64) _mm_prefetch(q + ahead + l, _MM_HINT_T0);
+            for (size_t l = 0; ahead && l < LINES; l += 64)
+                l2 ? _mm_prefetch(q + ahead + l, _MM_HINT_T1) : _mm_prefetch(q + ahead + l, _MM_HINT_T0);
             s0 = _mm512_xor_si512(s0, _mm512_loadu_si512(q));
             s1 = _mm512_xor_si512(s1, _mm512_loadu_si512(q + 64));
             s2 = _mm512_xor_si512(s2, _mm512_loadu_si512(q + 128));
@@ -212,7 +214,7 @@ static const op_t ops[] = {{"f32_neon", "GFLOPS", "neon", f32_neon, has_neon},
 static const op_t ops[] = {{NULL, NULL, NULL, NULL, NULL}};
 #endif
 
-__attribute__((noinline)) static void read_plain(const char *p, size_t n, int places, size_t ahead)
+__attribute__((noinline)) static void read_plain(const char *p, size_t n, int places, size_t ahead, bool l2)
 {
     uint64_t s[8] = {0};
     const size_t part = n / (size_t)places;
@@ -221,7 +223,7 @@ __attribute__((noinline)) static void read_plain(const char *p, size_t n, int pl
             const char *q = p + (size_t)k * part + i;
             for (size_t l = 0; l < LINES; l += 64) {
                 uint64_t v[8];
-                if (ahead) __builtin_prefetch(q + ahead + l, 0, 3);
+                if (ahead) l2 ? __builtin_prefetch(q + ahead + l, 0, 2) : __builtin_prefetch(q + ahead + l, 0, 3);
                 memcpy(v, q + l, 64);
                 for (int w = 0; w < 8; w++) s[w] ^= v[w];
             }
@@ -230,11 +232,14 @@ __attribute__((noinline)) static void read_plain(const char *p, size_t n, int pl
     KEEP(s);
 }
 
-/* Ways to read a slice: places at once, bytes asked for ahead (0: nothing). */
+/* Ways to read a slice: places at once, bytes asked for ahead (0: nothing), into L2 or L1. What is best differs between
+ * makes. */
 static const struct {
     int places;
     size_t ahead;
-} ways[] = {{2, 1024}, {1, 1024}, {4, 2048}, {2, 0}, {1, 0}};
+    bool l2;
+} ways[] = {{2, 1024, false}, {1, 1024, false}, {4, 2048, false}, {2, 0, false},
+            {1, 0, false},    {1, 32768, true}, {2, 8192, true}};
 enum { WAYS = sizeof ways / sizeof *ways };
 
 /* ---- the threads: all start a run together; its time goes from the first start to the last end ---- */
@@ -260,11 +265,11 @@ static void read_memory(const char *p, size_t n, int way)
 {
 #if defined(__x86_64__)
     if (has_avx512()) {
-        read_avx512(p, n, ways[way].places, ways[way].ahead);
+        read_avx512(p, n, ways[way].places, ways[way].ahead, ways[way].l2);
         return;
     }
 #endif
-    read_plain(p, n, ways[way].places, ways[way].ahead);
+    read_plain(p, n, ways[way].places, ways[way].ahead, ways[way].l2);
 }
 
 static void *work(void *arg)
