@@ -2,6 +2,8 @@
 ---
 --- With LLMRUN_FULL=1 everything runs on all four models; else the float32 path runs on the small models' short
 --- prompts, because it is slow by design.
+---
+--- Where the CPU has tiles, rows of activations have 11 and 14 bits; elsewhere 8, and the bounds are those of that rounding.
 
 local json = require "cjson"
 local llm = require "llmrun"
@@ -12,8 +14,8 @@ local COMPUTE = os.getenv "LLMRUN_COMPUTE" -- of the fast path: nil or "bf16"
 local MODELS = {
     { name = "smollm2", ref = "smollm2-135m", perplexity = 0.0087, f32 = true },
     { name = "gemma3", ref = "gemma-3-270m", perplexity = 0.0070, f32 = true },
-    { name = "qwen-0.5b", ref = "qwen2.5-0.5b", perplexity = 0.0013, f32 = FULL },
-    { name = "qwen-1.5b", ref = "qwen2.5-1.5b", perplexity = 0.0026, f32 = FULL, slow = true },
+    { name = "qwen-0.5b", ref = "qwen2.5-0.5b", perplexity = 0.0013, perplexity8 = 0.003, f32 = FULL },
+    { name = "qwen-1.5b", ref = "qwen2.5-1.5b", perplexity = 0.0026, nmse8 = 3e-2, f32 = FULL, slow = true },
 }
 
 local function read(path)
@@ -76,7 +78,9 @@ end
 -- Sanitized builds run some ten times slower: there the small model alone shows that nothing is touched out of bounds.
 if os.getenv "LLMRUN_TEST_SANITIZE" == "1" then MODELS = { { name = "smollm2", ref = "smollm2-135m", perplexity = 1 } } end
 
-local total = { first = 0, n = 0, error = 0, variance = 0 }
+local function has_tiles(model) return model.info.backend:find "amx" ~= nil end
+
+local total, agreed = { first = 0, n = 0, error = 0, variance = 0 }, nil
 
 for _, m in ipairs(MODELS) do
     describe("reference of " .. m.ref, function()
@@ -118,11 +122,13 @@ for _, m in ipairs(MODELS) do
             local r = compare(prompts, run_prompts(model, prompts, (m.slow and not FULL) and 8 or 32))
             print(("%s: nmse %.2e, worst %.3f, first token %d of %d, same continuation %d"):format(
                 m.name, r.nmse, r.worst, r.first, r.n, r.same))
-            assert.is_true(r.nmse < 5e-3, ("normalised mean square error %.2e"):format(r.nmse))
+            local most = not has_tiles(model) and m.nmse8 or 5e-3
+            assert.is_true(r.nmse < most, ("normalised mean square error %.2e"):format(r.nmse))
             for _, w in ipairs(r.wrong) do
                 assert.is_true(w.margin < 0.3, ("%s differs at step %d, margin %.4f"):format(w.name, w.step, w.margin))
             end
             for k in pairs(total) do total[k] = total[k] + r[k] end
+            agreed = has_tiles(model) and 0.95 or 0.9
         end)
 
         if m.perplexity < 1 and (not m.slow or FULL) then
@@ -148,15 +154,16 @@ for _, m in ipairs(MODELS) do
                 local ppl = math.exp(-sum / n)
                 local rise = ppl / want.ppl - 1
                 print(("%s: perplexity %.4f, %+.2f %% of the reference"):format(m.name, ppl, 100 * rise))
-                assert.is_true(rise <= m.perplexity, ("perplexity %.4f against %.4f"):format(ppl, want.ppl))
+                local most = not has_tiles(model) and m.perplexity8 or m.perplexity
+                assert.is_true(rise <= most, ("perplexity %.4f against %.4f"):format(ppl, want.ppl))
             end)
         end
     end)
 end
 
 describe("the four models together", function()
-    it("agree with the reference on the first token of 95 % of the prompts", function()
+    it("agree with the reference on the first token of 95 % of the prompts, 90 % with rows of 8 bits", function()
         assert.is_true(total.n >= 12)
-        assert.is_true(total.first >= 0.95 * total.n, ("%d of %d"):format(total.first, total.n))
+        assert.is_true(total.first >= agreed * total.n, ("%d of %d"):format(total.first, total.n))
     end)
 end)
