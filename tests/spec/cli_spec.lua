@@ -424,11 +424,20 @@ describe("llmrun COMMAND on a model #model", function()
         assert.matches("kernels of scalar, compute = \"fast\"", out)
         assert.matches("Q4_1%s+1536 x 576%s+60 ", out)
         assert.matches("any rows%s+plain C", out)
+        local core = require "llmrun.core"
         local k = require("cjson").decode((sh("$L inspect smollm2 --kernels --json"))).kernels
         local count = 0
         for _, e in ipairs(k.products) do
             count = count + e.count
-            assert.equal(#k.rows, #e.ways)
+            local next_row = 1
+            for i, w in ipairs(e.ways) do
+                assert.equal(next_row, w.from)
+                for rows = w.from, math.min(w.to or 512, 96) do
+                    assert.equal(w.way, core.cpu_product(e.type, e.k, rows, "fast"), e.type .. " " .. rows)
+                end
+                assert.is_true(w.to ~= nil or i == #e.ways)
+                next_row = (w.to or 0) + 1
+            end
         end
         assert.equal(211, count)
         local _, err, status = sh("$L inspect smollm2 --kernels --isa mmx")

@@ -154,9 +154,22 @@ local function print_memory(r, o)
     print(("  together %10s"):format(common.size(all)))
 end
 
-local ROWS = { 1, 2, 8, 9, 512 }
+local MOST_ROWS = 512 -- more are multiplied as these
 
---- The products of a step, largest first: { type, n, k, count, bytes, first = name, ways = { as in ROWS } } ...
+--- How products of weights of a type are done: { from = 1, to = 8, way = text } ..., the last one without an end.
+local function ways_of(type, k, o)
+    local list = {}
+    for rows = 1, MOST_ROWS do
+        local way, last = core.cpu_product(type, k, rows, o.compute, o.isa), list[#list]
+        if not last or last.way ~= way then
+            if last then last.to = rows - 1 end
+            list[#list + 1] = { from = rows, way = way }
+        end
+    end
+    return list
+end
+
+--- The products of a step, largest first: { type, n, k, count, bytes, first = name, ways = as ways_of } ...
 local function products(r, o)
     local list, by_key, tied = {}, {}, true
     for _, t in ipairs(r.tensors) do tied = tied and t.name ~= "output.weight" end
@@ -165,8 +178,8 @@ local function products(r, o)
             local key = ("%s %d %d"):format(t.type, t.shape[1], t.shape[2])
             local e = by_key[key]
             if not e then
-                e = { type = t.type, k = t.shape[1], n = t.shape[2], count = 0, bytes = 0, first = t.name, ways = {} }
-                for i, rows in ipairs(ROWS) do e.ways[i] = core.cpu_product(e.type, e.k, rows, o.compute, o.isa) end
+                e = { type = t.type, k = t.shape[1], n = t.shape[2], count = 0, bytes = 0, first = t.name,
+                    ways = ways_of(t.type, t.shape[1], o) }
                 by_key[key], list[#list + 1] = e, e
             end
             e.count, e.bytes = e.count + (t.shape[3] or 1), e.bytes + t.bytes
@@ -183,15 +196,11 @@ local function print_kernels(r, o)
     for _, e in ipairs(products(r, o)) do
         print(("  %-6s %6d x %-6d %4d  %10s   %s%s"):format(e.type, e.n, e.k, e.count, common.size(e.bytes), e.first,
             e.count > 1 and " ..." or ""))
-        local from = 1
-        for i = 1, #ROWS do
-            if e.ways[i] ~= e.ways[i + 1] then
-                local rows = i == #ROWS and (from == 1 and "any rows" or ROWS[from] .. " rows and more")
-                    or from == i and ROWS[i] .. (ROWS[i] == 1 and " row" or " rows")
-                    or ("%d to %d rows"):format(ROWS[from], ROWS[i])
-                print(("      %-18s %s"):format(rows, e.ways[i]))
-                from = i + 1
-            end
+        for _, w in ipairs(e.ways) do
+            local rows = not w.to and (w.from == 1 and "any rows" or w.from .. " rows and more")
+                or w.to > w.from and ("%d to %d rows"):format(w.from, w.to)
+                or w.from .. (w.from == 1 and " row" or " rows")
+            print(("      %-18s %s"):format(rows, w.way))
         end
     end
 end
@@ -232,7 +241,7 @@ local function print_json(r, o)
         out.metadata[k.key] = v
     end
     if o.kernels then
-        out.kernels = { isa = core.cpu_isa(o.isa), compute = o.compute, rows = ROWS, products = products(r, o) }
+        out.kernels = { isa = core.cpu_isa(o.isa), compute = o.compute, products = products(r, o) }
     end
     print(json.encode(out))
 end
