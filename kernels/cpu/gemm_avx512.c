@@ -179,9 +179,12 @@ static void product_many(const lr_gemm_w *w, const lr_qact *qa, int m, float *y,
     }
 }
 
-/* Rows, FEW at a time, for which it is worth unpacking a strip again and again: values that nobody stores cost little.
- */
-static int few_most(const lr_gemm_w *w) { return lr_form_of(w->type)->sub == 16 ? 4 * FEW : 8 * FEW; }
+/* Rows that are worth unpacking a strip again for each FEW of them, with no values stored: on AMD's cores, where simple
+ * operations have ports beside those of products, many; elsewhere FEW. */
+static int few_most(const lr_gemm_w *w)
+{
+    return !__builtin_cpu_is("amd") ? FEW : lr_form_of(w->type)->sub == 16 ? 4 * FEW : 8 * FEW;
+}
 
 static void gemm(const lr_gemm_w *w, const lr_qact *qa, const float *xf, size_t ldx, int m, float *y, size_t ldy,
                  int s0, int s1)
