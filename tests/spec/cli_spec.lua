@@ -424,7 +424,6 @@ describe("llmrun COMMAND on a model #model", function()
         assert.matches("kernels of scalar, compute = \"fast\"", out)
         assert.matches("Q4_1%s+1536 x 576%s+60 ", out)
         assert.matches("any rows%s+plain C", out)
-        local core = require "llmrun.core"
         local k = require("cjson").decode((sh("$L inspect smollm2 --kernels --json"))).kernels
         local count = 0
         for _, e in ipairs(k.products) do
