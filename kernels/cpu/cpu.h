@@ -24,9 +24,10 @@
  *            `fine` is set take it in almost the time of 8 bits; the error is an eighth.
  *   14 bits  (wide) for weights of super-blocks, k a multiple of 256: x[r][i] ~ scale[r][i / 256] * v, scale =
  *            max|x| / 8128, v = 64 high + low with low in -32..31. q is (m, 2, k): the high parts, then the low parts,
- *            so that both of a few rows are rows of one tile. sum16 is (m, k/32, 4): sums of a block's halves, of high
- * parts, then of low parts. The same tables. bf16     h, the same values rounded to bfloat16, with q, scale and sum16
- * unused. Tables whose `bf16` is set take it when h is not NULL: many rows are then faster, few rows slower. */
+ *            so that both of a few rows are rows of one tile. sum16 is (m, k/32, 4): sums of a block's halves, of
+ *            high parts, then of low parts. The same tables.
+ *   bf16     h, the same values rounded to bfloat16, with q, scale and sum16 unused. Tables whose `bf16` is set take it
+ *            when h is not NULL: many rows are then faster, few rows slower. */
 typedef struct lr_qact {
     int8_t *q;      /* (m, k), fine and wide (m, 2 k) */
     float *scale;   /* (m, k/32), wide (m, k/256) */

@@ -23,21 +23,21 @@ function M.create(path)
     return setmetatable({ f = f, path = path, direct = kind == "other" }, File)
 end
 
---- true; or nil and what is wrong.
-function File:write(...)
-    local ok, err = self.f:write(...)
+--- What a method returns: true; or nil and what is wrong, with the place, which Lua's own files do not tell.
+local function told(self, ok, err)
     if ok then return true end
     return nil, self.direct and ("%s: %s"):format(self.path, err) or err
 end
+
+--- true; or nil and what is wrong.
+function File:write(...) return told(self, self.f:write(...)) end
 
 --- It is whole: gives it its name. true; or nil and what is wrong.
 function File:done()
     local f = self.f
     self.f = false
-    local ok, err
-    if self.direct then ok, err = f:close() else ok, err = f:finish() end
-    if ok then return true end
-    return nil, self.direct and ("%s: %s"):format(self.path, err) or err
+    if self.direct then return told(self, f:close()) end
+    return told(self, f:finish())
 end
 
 function File:__close()

@@ -172,7 +172,6 @@ struct lr_plan {
     moe_route *routes;
     int n_routes;
     int logits, hidden;
-    bool peaks;      /* the logits are a product's: their peaks are taken where they are written */
     int features;    /* value id, -1 = none */
     float *exchange; /* (rows of the largest gathered value): what comes from the ranks, before it is put in place */
     size_t exchange_cap; /* floats */
@@ -204,6 +203,7 @@ int lr_cpu_compile(lr_backend *, const lr_program *, const lr_kv_store *, int ma
 /* Sets the centers of the plan's KV operations. */
 int lr_cpu_centers(lr_plan *, lr_error *err);
 void lr_cpu_plan_free(lr_backend *, lr_plan *);
+/* Whether the logits are a product's: their peaks are taken where they are written. */
 bool lr_cpu_plan_peaks(const lr_plan *);
 /* cpu_lora.c. The first factor of row `row` of a product's input, and the second one added to columns j0..j1-1 of its
  * output y; both do nothing where l is NULL or has nothing for the product. */

@@ -682,7 +682,6 @@ int lr_cpu_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *kv
     if (!rc) rc = layout(p, err);
     if (!rc) rc = alloc_run_state(p, err);
     if (!rc) see_layers(p, kv);
-    for (int i = 0; i < p->n_ops; i++) p->peaks |= p->ops[i].kind == LR_OP_LINEAR && p->ops[i].out == p->logits;
     lr_free(b.quant_of);
     lr_free(b.ready);
     lr_free(b.uses);
@@ -696,7 +695,12 @@ int lr_cpu_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *kv
     return 0;
 }
 
-bool lr_cpu_plan_peaks(const lr_plan *p) { return p->peaks; }
+bool lr_cpu_plan_peaks(const lr_plan *p)
+{
+    for (int i = 0; i < p->n_ops; i++)
+        if (p->ops[i].kind == LR_OP_LINEAR && p->ops[i].out == p->logits) return true;
+    return false;
+}
 
 void lr_cpu_plan_free(lr_backend *be, lr_plan *p)
 {

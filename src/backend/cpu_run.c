@@ -230,12 +230,14 @@ static bool glu_is_wide(const lr_plan *p, const stage *s)
     return false;
 }
 
-/* Whether a stage makes logits whose peaks are wanted. */
-static bool has_peaks(const run_ctx *c, const stage *s)
+/* Whether a product makes logits whose peaks are wanted. */
+static bool has_peaks(const run_ctx *c, const plan_op *o) { return c->b->peaks && o->out == c->p->logits; }
+
+/* The same of any product of a stage. */
+static bool stage_has_peaks(const run_ctx *c, const stage *s)
 {
-    const lr_plan *p = c->p;
-    for (int i = 0; c->b->peaks && p->peaks && i < s->n; i++)
-        if (p->ops[p->items[s->first + i].a].out == p->logits) return true;
+    for (int i = 0; i < s->n; i++)
+        if (has_peaks(c, &c->p->ops[c->p->items[s->first + i].a])) return true;
     return false;
 }
 
@@ -247,7 +249,7 @@ static int gemm_strips(const run_ctx *c, const stage *s, int rows)
         const plan_op *o = &c->p->ops[c->p->items[s->first + i].a];
         total += (o->w->n + LR_STRIP - 1) / LR_STRIP * (o->route < 0 ? 1 : c->p->routes[o->route].n_pieces);
     }
-    const int least = has_peaks(c, s) ? LR_PIECE / LR_STRIP : 2;
+    const int least = stage_has_peaks(c, s) ? LR_PIECE / LR_STRIP : 2;
     const int step = glu_is_wide(c->p, s) ? LR_WIDE / LR_STRIP : least, most = rows > 8 ? 8 : 64;
     int n = total / (c->n_threads * 6);
     n = ((n > most ? most : n) + step / 2) / step * step;
@@ -323,8 +325,7 @@ static void product(const run_ctx *c, bool narrow, const plan_op *o, int mat, in
         lr_cpu_lora_up(p, o, lora_of(c, narrow, r0 + r), r0 + r, y + (size_t)r * ldy, j0, j1);
     for (int r = 0; o->bias && r < m; r++)
         p->be->k->add(y + (size_t)r * ldy + j0, o->bias->vec + behind + j0, y + (size_t)r * ldy + j0, j1 - j0);
-    for (int r = 0; c->b->peaks && p->peaks && o->out == p->logits && r < m; r++)
-        find_peaks(c, r0 + r, y + (size_t)r * ldy, j0, j1);
+    for (int r = 0; has_peaks(c, o) && r < m; r++) find_peaks(c, r0 + r, y + (size_t)r * ldy, j0, j1);
 }
 
 /* Where task `task` of a stage is; the item of it is the result. */
@@ -411,7 +412,7 @@ static int item_strips(const lr_plan *p, const gemm_item *it) { return (p->ops[i
 static int unit_strips(const run_ctx *c, const stage *s)
 {
     const gemm_item *it = &c->p->items[s->first];
-    int n = has_peaks(c, s) ? LR_PIECE / LR_STRIP : 1, total = 0;
+    int n = stage_has_peaks(c, s) ? LR_PIECE / LR_STRIP : 1, total = 0;
     for (int i = 0; i < s->n; i++) {
         if (it[i].glu >= 0 && n < 2) n = 2;
         total += item_strips(c->p, &it[i]);

@@ -53,8 +53,8 @@ void lr_stage_plain(lr_logits *l, lr_scratch *w);
 const float *lr_stage_ahead(lr_scratch *w);
 /* The largest of the row's values. */
 float lr_stage_best(const lr_logits *l, lr_scratch *w);
-/* The peaks are known, of the row without its mask. */
-void lr_stage_rough(const lr_logits *l, lr_scratch *w);
+/* The peaks are known, of the row of n_vocab values without its mask. */
+void lr_stage_rough(int n_vocab, lr_scratch *w);
 /* The first of n values whose mass, with those before it, is at least so many units of base/mass.h: n = none. *sum:
  * what they come to. */
 int lr_stage_reach(const lr_scratch *w, const float *x, int n, float best, uint64_t least, uint64_t *sum);

@@ -315,12 +315,18 @@ double lr_sample_uniform(uint64_t seed, uint64_t position, uint32_t stream)
     return (double)(z >> 11) * 0x1p-53;
 }
 
-/* Takes the row's peaks, if they were told. */
-static void take_given(const lr_sampler *s, lr_scratch *w)
+/* Takes the row's peaks as they were told, or looks for them if they are not known yet; returns the largest. Those that
+ * are looked for respect the mask, others are rough. */
+static float take_peaks(lr_scratch *w, const float *logits, const uint32_t *mask, int n_vocab)
 {
-    if (w->given) memcpy(w->peak, w->given, (size_t)lr_pieces(s->n_vocab) * sizeof *w->peak);
-    w->peaks_known = w->peaks_known || w->given;
+    if (w->given) memcpy(w->peak, w->given, (size_t)lr_pieces(n_vocab) * sizeof *w->peak);
+    const bool known = w->peaks_known || w->given;
     w->given = NULL;
+    w->peaks_known = true;
+    if (!known) return w->k->peaks(logits, mask, n_vocab, w->peak);
+    const float best = w->k->max(w->peak, lr_pieces(n_vocab));
+    if (mask) lr_stage_rough(n_vocab, w);
+    return best;
 }
 
 static int run_chain(lr_sampler *s, lr_logits *l, float *logits, const uint32_t *mask, const lr_sample_ctx *ctx,
@@ -331,14 +337,7 @@ static int run_chain(lr_sampler *s, lr_logits *l, float *logits, const uint32_t 
     w->warm = false;
     w->bits = mask;
     w->rough = false;
-    take_given(s, w);
-    float best;
-    if (w->peaks_known)
-        best = w->k->max(w->peak, lr_pieces(s->n_vocab));
-    else
-        best = w->k->peaks(logits, mask, s->n_vocab, w->peak);
-    if (w->peaks_known && mask) lr_stage_rough(l, w);
-    w->peaks_known = true;
+    const float best = take_peaks(w, logits, mask, s->n_vocab);
     if (!(best > -INFINITY) || best == INFINITY) return lr_fail(err, LR_EINVAL, LR_SAMPLE_NOT_FINITE);
     for (int i = 0; i < s->n_stages; i++) {
         int rc = lr_stage_run(&s->stages[i], &s->state[i], l, w, ctx, err);
@@ -425,15 +424,13 @@ static int prepare(lr_sampler *s, lr_logits *l, float *logits, const uint32_t *m
     lr_scratch *w = desk();
     *lse = 0;
     w->peaks_known = w->raw_wanted = false;
-    if (n_top > MAX_TOP) w->given = NULL;
-    if (n_top > MAX_TOP)
+    if (n_top > MAX_TOP) {
+        w->given = NULL;
         return lr_fail(err, LR_EINVAL, "%d log-probabilities a token; %d are the most", n_top, MAX_TOP);
+    }
     if (n_top >= 0) {
-        take_given(s, w);
-        float best =
-            w->peaks_known ? w->k->max(w->peak, lr_pieces(s->n_vocab)) : w->k->peaks(logits, NULL, s->n_vocab, w->peak);
-        *lse = log_sum(w, logits, s->n_vocab, best);
-        w->peaks_known = w->raw_wanted = true;
+        *lse = log_sum(w, logits, s->n_vocab, take_peaks(w, logits, NULL, s->n_vocab));
+        w->raw_wanted = true;
         fill_top(w, logits, s->n_vocab, *lse, n_top, top);
     }
     return run_chain(s, l, logits, mask, ctx, err);

@@ -109,10 +109,10 @@ static void apply_mask(const lr_logits *l, const lr_scratch *w, int at, int n)
     if (w->bits) w->k->mask(l->x + at, w->bits + at / 32, n);
 }
 
-void lr_stage_rough(const lr_logits *l, lr_scratch *w)
+void lr_stage_rough(int n_vocab, lr_scratch *w)
 {
     enum { WORDS = LR_PIECE / 32 };
-    int whole = l->n_vocab / LR_PIECE;
+    int whole = n_vocab / LR_PIECE;
     w->rough = true;
     w->settled = 0;
     for (int p = 0; p < whole; p++) {
@@ -125,7 +125,7 @@ void lr_stage_rough(const lr_logits *l, lr_scratch *w)
         w->sure[p] = !any || all == UINT32_MAX;
         if (!any) w->peak[p] = -INFINITY;
     }
-    if (whole < lr_pieces(l->n_vocab)) w->sure[whole] = false;
+    if (whole < lr_pieces(n_vocab)) w->sure[whole] = false;
 }
 
 /* The mask is respected in the peak of piece p. */

@@ -17,6 +17,14 @@ local function sh(command)
     return out, err, tonumber(status)
 end
 
+-- What the program says of a command that it refuses, and its status; nothing on standard output.
+local function refused(command, text, want)
+    local out, err, status = sh("$L " .. command)
+    assert.equal("", out)
+    assert.matches(text, err, 1, true)
+    assert.equal(want, status, command)
+end
+
 local function with_script(text, fn)
     local path = os.tmpname()
     local f = assert(io.open(path, "w"))
@@ -210,10 +218,7 @@ describe("llmrun COMMAND on a model #model", function()
             ["bench --repeat 0"] = "--repeat: at least 1 expected, got 0",
             ["bench --url http://127.0.0.1:1 --rate 0"] = "--rate: above 0 expected, got 0",
         } do
-            local out, err, status = sh("$L " .. flags .. " -m /no/such/model")
-            assert.equal("", out)
-            assert.matches(text, err, 1, true)
-            assert.equal(2, status, flags)
+            refused(flags .. " -m /no/such/model", text, 2)
         end
     end)
 
@@ -520,10 +525,7 @@ describe("llmrun COMMAND", function()
             ["attach tests"] = "tests: no socket, but a folder",
             ["attach README.md"] = "README.md: no socket, but a file",
         } do
-            local out, err, status = sh("$L " .. command)
-            assert.equal("", out)
-            assert.matches(text, err, 1, true)
-            assert.equal(1, status, command)
+            refused(command, text, 1)
         end
     end)
 
@@ -539,10 +541,7 @@ describe("llmrun COMMAND", function()
             ["replay ''"] = "an argument is an empty text",
             ["inspect ''"] = "an argument is an empty text",
         } do
-            local out, err, status = sh("$L " .. flags)
-            assert.equal("", out)
-            assert.matches(text, err, 1, true)
-            assert.equal(2, status, flags)
+            refused(flags, text, 2)
         end
         for _, name in ipairs(require("llmrun.cli.commands")) do
             local seen = {}
