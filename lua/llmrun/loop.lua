@@ -33,6 +33,7 @@ local ROUNDS = 2 -- of ready tasks between two steps: a task that came in, and w
 local TRY_EVERY = 32 -- times that it does not pay to wait for what is expected, after which it is tried
 local BREATH = 0.01 -- seconds that a task whose work is known to be long goes on before others have their turn
 local SLICE = 0.05 -- seconds that a task with a time limit may be busy before others have their turn
+local REST = 2 -- seconds between two times that memory is tidied
 local CLOSING = 5 -- seconds of processor time that the close handlers of such a task may take, while all others wait
 
 --- Called at Ctrl-C instead of ending the program, if set.
@@ -434,6 +435,27 @@ function M.remove_source(source)
     end
 end
 
+-- Memory ------------------------------------------------------------------------------------------------------------
+--
+-- Lua collects garbage only while something runs, and the heaps of threads keep what is free, so that after a burst of
+-- large requests a loop with nothing to do would hold all of it. Before it sleeps it gives that back, now and then.
+
+local untidy, tidied, kept = false, -math.huge, 0 -- whether something ran since; when; kilobytes of Lua's heap after it
+
+--- Seconds until memory is to be tidied; nil: it is tidy.
+local function tidy_memory()
+    if not untidy then return nil end
+    local now = core.now()
+    if now < tidied + REST then return tidied + REST - now end
+    if collectgarbage "count" > 1.5 * kept then
+        collectgarbage()
+        kept = collectgarbage "count"
+    end
+    core.trim_memory()
+    untidy, tidied = false, now
+    return nil
+end
+
 local long_step = 0 -- seconds that a long round of steps took lately
 
 local function step_sources()
@@ -467,6 +489,7 @@ end
 
 local function run_ready()
     local last = tail -- those that become ready meanwhile run in the next round
+    if head <= last then untidy = true end
     while head <= last do
         local task = queue[head]
         queue[head] = nil
@@ -543,9 +566,11 @@ local function turn(main)
     if step_sources() or head <= tail then return true end
     local seconds = timers[1] and math.max(0, timers[1].at - core.now()) or nil
     if M.pause then return M.pause(seconds) end
-    if poll(till_asked(seconds)) then return true end
+    local rest = tidy_memory()
+    local nap = rest and math.min(seconds or rest, rest) or seconds
+    if poll(till_asked(nap)) then return true end
     if seconds then
-        core.sleep(seconds)
+        core.sleep(nap)
         return true
     end
     return false

@@ -1,6 +1,7 @@
 /* mem.c - see mem.h */
 #define _GNU_SOURCE
 #include "base/mem.h"
+#include <malloc.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -65,6 +66,13 @@ void lr_free_aligned(void *p) { free(p); }
 uint64_t lr_mem_allocs(void) { return atomic_load(&n_allocs); }
 
 int64_t lr_mem_fail_at(int64_t n) { return atomic_exchange(&fail_at, n); }
+
+void lr_mem_trim(void)
+{
+#ifdef __GLIBC__
+    malloc_trim(0);
+#endif
+}
 
 static double read_number(const char *path, const char *key)
 {

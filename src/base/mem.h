@@ -28,6 +28,9 @@ uint64_t lr_mem_allocs(void);
  * allocation has failed. */
 int64_t lr_mem_fail_at(int64_t n);
 
+/* Gives the system back what is free in the heaps of all threads. Takes a millisecond or so. */
+void lr_mem_trim(void);
+
 /* Bytes that this process may still take: what the machine has available, less if its control group has less. */
 double lr_mem_available(void);
 

@@ -151,6 +151,14 @@ static int sys_memory(lua_State *L)
     return 3;
 }
 
+/* trim_memory(): gives the system back what is free */
+static int sys_trim_memory(lua_State *L)
+{
+    (void)L;
+    lr_mem_trim();
+    return 0;
+}
+
 /* cpus() -> number of processors this process may run on */
 static int sys_cpus(lua_State *L)
 {
@@ -335,6 +343,7 @@ void lr_lua_open_sys(lua_State *L)
         {"read", sys_read},
         {"char_width", sys_char_width},
         {"memory", sys_memory},
+        {"trim_memory", sys_trim_memory},
         {"fail_alloc", sys_fail_alloc},
         {"cpus", sys_cpus},
         {"stat", sys_stat},
