@@ -406,6 +406,27 @@ describe("llmrun COMMAND on a model #model", function()
         end)
     end)
 
+    it("Ctrl-C ends all of a test run, and tells what was run so far", function()
+        local sleep = "require('llmrun').sleep(1000)"
+        local ways = { -- NOW: that it has come so far
+            computes = "it('x', function() NOW while true do end end)",
+            waits = "it('x', function() NOW " .. sleep .. " end)",
+            ["waits in a branch"] = "it('x', function() NOW require('llmrun').map({ 1 }, function() " .. sleep .. " end) end)",
+            ["sets up"] = "describe('x', function() setup(function() NOW " .. sleep .. " end) it('y', function() end) end)",
+        }
+        for name, way in pairs(ways) do
+            local text = ("it('first', function() end) %s it('late', function() end)")
+                :format(way:gsub("NOW", "io.open(arg[#arg] .. '.on', 'w'):close()"))
+            with_script(text, function(path)
+                local out, err, status = sh(("s=%s; $L test --output=TAP $s > $s.out & p=$!; %s kill -INT $p; wait $p; r=$?; "
+                    .. "cat $s.out; rm $s.o*; (exit $r)"):format(path, wait_until "[ -e $s.on ]"))
+                assert.same({ "llmrun: interrupted\n", 130 }, { err, status }, name)
+                assert.matches("^ok 1 %- first\nnot ok 2 .*interrupted.*\n1%.%.2\n$", out, name)
+                assert.is_nil(out:find "late", name)
+            end)
+        end
+    end)
+
     it("inspect shows metadata, tensors, memory", function()
         local out, _, status = sh("$L inspect smollm2 --ctx 2048 --batch 2 --kv-type q8_0")
         assert.equal(0, status)

@@ -8,7 +8,8 @@ local M = {
     usage = "[FLAGS...] [SPEC or FOLDER...]",
     help = [[
 Runs busted specs inside llmrun. Folders are searched for *_spec.lua; without any, tests/spec or spec. Flags are
-busted's own (busted --help lists them); the exit status is the number of failures, 0 if there are none.
+busted's own (busted --help lists them); the exit status is the number of failures, 0 if there are none. Ctrl-C ends
+the run, tells what was run so far, and makes the status 130.
 A spec needs no model file: require "llmrun.testing" has a model that says what the spec tells it, and an engine that is
 stepped by hand. llmrun new writes specs to begin with.]],
     examples = [[
@@ -42,6 +43,42 @@ local function has_path(argv)
     return false
 end
 
+--- Sees to it that a run of busted ends at Ctrl-C. What computes then has failed with an error, and no further spec is
+--- begun. What waits then is not resumed: the result is closed in its place, and tells what busted would have told.
+local function stoppable()
+    local make, busted, suite = require "busted.core", nil, nil
+    local function on_end()
+        if core.interrupted() then busted.skipAll = true end
+        return nil, true -- others are to hear of it too
+    end
+    local function tell_end()
+        if not suite then return end
+        local at = busted.context.get()
+        if at ~= suite then
+            busted.publish({ "error", at.descriptor }, at, busted.context.parent(at), "interrupted", at.trace)
+        end
+        if at.descriptor == "it" then
+            busted.safe_publish("it", { "test", "end" }, at, busted.context.parent(at), "error")
+        end
+        busted.safe_publish("suite", { "suite", "end" }, suite, 1, 1)
+        io.stdout:flush()
+    end
+    package.loaded["busted.core"] = function()
+        busted = make()
+        busted.subscribe({ "suite", "start" }, function(root)
+            suite = root
+            return nil, true
+        end)
+        busted.subscribe({ "suite", "end" }, function()
+            suite = nil
+            return nil, true
+        end)
+        for _, what in ipairs { "test", "describe", "file" } do busted.subscribe({ what, "end" }, on_end) end
+        return busted
+    end
+    return setmetatable({}, { __close = tell_end })
+end
+
 function M.run(argv)
     if argv[1] == "--help" or argv[1] == "-h" then
         io.stdout:write(require("llmrun.cli.args").help(M, "test"))
@@ -63,6 +100,7 @@ function M.run(argv)
             runner:match "^[^\n]*", "\n")
         return 1
     end
+    local told <close> = stoppable() -- luacheck: ignore 211
     local exit = os.exit
     os.exit = function(...) -- luacheck: ignore 122
         if not core.interrupted() then exit(...) end -- by busted, with the number of failures
