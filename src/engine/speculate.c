@@ -173,6 +173,18 @@ void lr_engine_pace(const lr_engine *e, int rows, double *step, double *pass)
                 : 0;
 }
 
+void lr_engine_pace_hold(lr_engine *e, bool held)
+{
+    if (e->spec) e->spec->held = held;
+}
+
+double lr_engine_drafting(const lr_engine *e) { return e->spec ? e->spec->draft_time : 0; }
+
+void lr_engine_pace_forget(lr_engine *e)
+{
+    if (e->spec) e->spec->pace = (lr_pace){0};
+}
+
 int lr_spec__begin(lr_request *r, const lr_spec_params *p, lr_error *err)
 {
     lr_engine *e = r->e;
@@ -586,7 +598,7 @@ void lr_spec__drawn(lr_request *r, int node)
 void lr_spec__settle(lr_engine *e, double seconds)
 {
     if (e->spec) e->spec->made.seconds += seconds; /* draws at the places of drafts are work, too */
-    if (e->spec && e->spec->made.rows) lr_pace_settle(&e->spec->pace, &e->spec->made);
+    if (e->spec && e->spec->made.rows && !e->spec->held) lr_pace_settle(&e->spec->pace, &e->spec->made);
     if (e->spec) e->spec->made.rows = 0;
 }
 

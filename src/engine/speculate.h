@@ -72,5 +72,12 @@ int lr_engine_set_eagle(lr_engine *, const char *path, const lr_eagle_config *, 
 int lr_engine_set_heads(lr_engine *, const char *path, lr_error *err);
 /* What the engine has measured: seconds of a step or of a pass of the draft model of so many rows, 0 = not known. */
 void lr_engine_pace(const lr_engine *, int rows, double *step, double *pass);
+/* While held, steps say nothing of what plain ones and drafts take: they are of work that stands beside (a
+ * measurement). */
+void lr_engine_pace_hold(lr_engine *, bool held);
+/* Seconds that making the drafts of the last step took, what a draft model caught up with included. */
+double lr_engine_drafting(const lr_engine *);
+/* Forgets what was measured, and what drafts gained: as in a new engine. */
+void lr_engine_pace_forget(lr_engine *);
 
 #endif

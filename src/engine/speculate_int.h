@@ -63,6 +63,7 @@ struct lr_spec_state {
     float *heads_rows;   /* (heads_most, n_embd) */
     int heads_most;      /* requests a run */
     lr_pace pace;
+    bool held; /* it is not told of steps */
     /* (max_seqs) of the step being made */
     struct lr_spec_item {
         lr_request *r;

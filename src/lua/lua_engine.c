@@ -710,6 +710,9 @@ void lr_lua_open_engine(lua_State *L)
                                               {"set_heads", lr_lua_engine_set_heads},
                                               {"set_eagle", lr_lua_engine_set_eagle},
                                               {"pace", lr_lua_engine_pace},
+                                              {"pace_hold", lr_lua_engine_pace_hold},
+                                              {"pace_forget", lr_lua_engine_pace_forget},
+                                              {"drafting", lr_lua_engine_drafting},
                                               {"close", engine_close},
                                               {NULL, NULL}};
     static const luaL_Reg seq_methods[] = {{"fork", seq_fork}, {"append", seq_append},   {"truncate", seq_truncate},

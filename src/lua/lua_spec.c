@@ -347,6 +347,27 @@ int lr_lua_engine_pace(lua_State *L)
     return 2;
 }
 
+/* e:pace_hold(held): while held, steps say nothing of what plain ones and drafts take */
+int lr_lua_engine_pace_hold(lua_State *L)
+{
+    lr_engine_pace_hold(lr_lua_check_engine(L, 1)->e, lua_toboolean(L, 2));
+    return 0;
+}
+
+/* e:pace_forget(): what was measured, and what drafts gained */
+int lr_lua_engine_pace_forget(lua_State *L)
+{
+    lr_engine_pace_forget(lr_lua_check_engine(L, 1)->e);
+    return 0;
+}
+
+/* e:drafting() -> seconds that making the drafts of the last step took */
+int lr_lua_engine_drafting(lua_State *L)
+{
+    lua_pushnumber(L, lr_engine_drafting(lr_lua_check_engine(L, 1)->e));
+    return 1;
+}
+
 /* ---- memories ---- */
 
 static int suffix_close(lua_State *L)

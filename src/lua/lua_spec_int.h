@@ -19,5 +19,8 @@ int lr_lua_engine_set_draft(lua_State *L);
 int lr_lua_engine_set_heads(lua_State *L);
 int lr_lua_engine_set_eagle(lua_State *L);
 int lr_lua_engine_pace(lua_State *L);
+int lr_lua_engine_pace_hold(lua_State *L);
+int lr_lua_engine_pace_forget(lua_State *L);
+int lr_lua_engine_drafting(lua_State *L);
 
 #endif

@@ -496,6 +496,21 @@ describe("llmrun COMMAND on a model #model", function()
         assert.equal(1, (select(3, sh("$L tokenize --decode 99999999"))))
     end)
 
+    it("bench --spec tells how many times as fast, and that the text is the same", function()
+        local out, _, status = sh("$L bench --spec --task edit --method off,ngram=3 --batch 1,2 --decode 8 --repeat 2 --json")
+        assert.equal(0, status)
+        local rows = {}
+        for line in out:gmatch "[^\n]+" do rows[#rows + 1] = require("cjson").decode(line) end
+        assert.equal(4, #rows)
+        for _, r in ipairs(rows) do
+            assert.is_true(r.same_text and r.speedup > 0 and r.error >= 0 and #r.rounds == 2)
+            assert.equal(r.method == "ngram=3", r.drafted > 0)
+            assert.is_true(math.abs(r.speedup - r.tps / r.off_tps) < 1e-9)
+        end
+        refused("bench --spec --decode 1", "--decode: with --spec at least 2", 2)
+        refused("bench --spec --method of", "--method: 'of' is none of", 2)
+    end)
+
     it("bench prints JSON lines", function()
         local out, _, status = sh("$L bench --prefill 32 --decode 4 --depth 16 --repeat 2 --batch 1,3 --json")
         assert.equal(0, status)
