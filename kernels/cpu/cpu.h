@@ -31,6 +31,7 @@
 typedef struct lr_qact {
     int8_t *q;      /* (m, k), fine and wide (m, 2 k) */
     float *scale;   /* (m, k/32), wide (m, k/256) */
+    float *xs;      /* (m, k/32) scale times the block's sum of q; fine: of v; wide: unused */
     int16_t *sum16; /* (m, k/16) sums of 16 consecutive q, wide (m, k/8) */
     int k;
     uint16_t *h; /* (m, k), or NULL */
@@ -47,8 +48,26 @@ static inline lr_qact lr_qact_at(lr_qact a, size_t at)
     if (!a.q) return a;
     a.q += a.fine ? 2 * at : a.wide ? at + at / (size_t)a.k * (size_t)a.k : at;
     a.scale += at / (a.wide ? LR_WIDE : LR_QBLK);
+    if (a.xs) a.xs += at / LR_QBLK;
     a.sum16 += at / (a.wide ? 8 : 16);
     return a;
+}
+
+/* Lays m rows of a's k and form (not bf16) out in mem, from a multiple of 64 on; returns the bytes that they take. mem
+ * NULL: only that. */
+static inline size_t lr_qact_place(lr_qact *a, char *mem, size_t m)
+{
+    const size_t cells = m * (size_t)a->k, up = 63;
+    const size_t scale = (cells * (a->fine || a->wide ? 2 : 1) + up) & ~up;
+    const size_t xs = scale + ((cells / (a->wide ? LR_WIDE : LR_QBLK) * sizeof *a->scale + up) & ~up);
+    const size_t sum16 = xs + (a->wide ? 0 : (cells / LR_QBLK * sizeof *a->xs + up) & ~up);
+    if (mem) {
+        a->q = (int8_t *)mem;
+        a->scale = (float *)(void *)(mem + scale);
+        a->xs = a->wide ? NULL : (float *)(void *)(mem + xs);
+        a->sum16 = (int16_t *)(void *)(mem + sum16);
+    }
+    return sum16 + ((cells / (a->wide ? 8 : 16) * sizeof *a->sum16 + up) & ~up);
 }
 
 /* A weight matrix (n, k) ready for the product. `data` is the packed form, strips of LR_STRIP output features that lie

@@ -43,14 +43,32 @@ static void configure(int rows, bool half)
 #define SUMS(u, c, i)                                                                                                  \
     if ((u) < units) _tile_stored(c, sums[i], 64)
 
+/* What a tile of rows needs of up to CHUNK blocks besides q. */
+typedef struct rows512 {
+    float sx[16][CHUNK];
+    float xs[16][CHUNK];
+    int32_t sums[16][CHUNK]; /* the two sums of 16, as 16 bits each */
+} rows512;
+
+INLINE void rows_prepare(const lr_form f, const int nr, const lr_qact *qa, size_t row, size_t b, int nb, rows512 *o)
+{
+    const __mmask16 k = (__mmask16)((1u << nb) - 1);
+    for (int r = 0; r < nr; r++) {
+        const size_t at = (row + (size_t)r) * ((size_t)qa->k / 32) + b;
+        _mm512_storeu_ps(o->sx[r], _mm512_maskz_loadu_ps(k, qa->scale + at));
+        if (f.min && f.sub == 32) _mm512_storeu_ps(o->xs[r], _mm512_maskz_loadu_ps(k, qa->xs + at));
+        if (f.min && f.sub == 16) _mm512_storeu_si512(o->sums[r], _mm512_maskz_loadu_epi32(k, qa->sum16 + 2 * at));
+    }
+}
+
 /* Adds block b, whose integer sums are in i0 (and i1). */
 INLINE void add_tile(const lr_form f, const panel *p, const rows512 *ri, int b, const lr_tile_sums *i0,
                      const lr_tile_sums *i1, __m512 acc[16])
 {
 #pragma GCC unroll 16
     for (int r = 0; r < 16; r++)
-        acc[r] = add_block(f, &p->s[b], ri, r, b, _mm512_load_si512((*i0)[r]),
-                           f.sub == 16 ? _mm512_load_si512((*i1)[r]) : _mm512_setzero_si512(), acc[r]);
+        acc[r] = add_sums(f, &p->s[b], &ri->sx[r][b], &ri->xs[r][b], &ri->sums[r][b], _mm512_load_si512((*i0)[r]),
+                          f.sub == 16 ? _mm512_load_si512((*i1)[r]) : _mm512_setzero_si512(), acc[r]);
 }
 
 /* One tile of rows over a chunk of one strip. The products run a pair ahead of the float part. */
@@ -96,7 +114,7 @@ INLINE void all_rows(const lr_form f, const int ns, const panel *p, int c, int n
     for (int r = 0; r < m; r += 16) {
         const int nr = m - r < 16 ? m - r : 16;
         if (rest && (r == 0 || nr < 16)) configure(nr, f.sub == 16);
-        rows_prepare(f, 0, nr, qa, (size_t)r, (size_t)c, nb, &ri);
+        rows_prepare(f, nr, qa, (size_t)r, (size_t)c, nb, &ri);
         for (int s = 0; s < ns; s++)
             tile(f, &p[s], c, nb, qa, (size_t)r, nr, &ri, y + (size_t)r * ldy + 16 * s, ldy, mask[s]);
     }

@@ -11,9 +11,10 @@ enum { SIDE = 4 }; /* rows whose products run side by side */
 
 /* ---- few rows ---- */
 
-/* Adds block `at`, number b of ri, to the sums of nr rows. */
+/* Adds block `at`, number b of rb and st, to the sums of nr rows. */
 INLINE void block_rows(const lr_form f, const bool fine, const int nr, const __m512i w[8], const scales512 *s,
-                       const row_bases *x, size_t at, int b, const rows512 *ri, const lr_ask *ask, __m512 *acc)
+                       const row_bases *x, size_t at, const row_blocks *rb, int b, const starts512 *st,
+                       const lr_ask *ask, __m512 *acc)
 {
 #pragma GCC unroll 2
     for (int r0 = 0; r0 < nr; r0 += SIDE) {
@@ -23,8 +24,8 @@ INLINE void block_rows(const lr_form f, const bool fine, const int nr, const __m
         for (int i = 0; i < SIDE; i++) {
             if (r0 + i >= nr) continue;
             h0[i] = h1[i] = _mm512_setzero_si512();
-            i0[i] = f.zero ? _mm512_set1_epi32(ri->init[r0 + i][0][b]) : _mm512_setzero_si512();
-            i1[i] = f.zero && f.sub == 16 ? _mm512_set1_epi32(ri->init[r0 + i][1][b]) : _mm512_setzero_si512();
+            i0[i] = f.zero ? _mm512_set1_epi32(st->of[r0 + i][0][b]) : _mm512_setzero_si512();
+            i1[i] = f.zero && f.sub == 16 ? _mm512_set1_epi32(st->of[r0 + i][1][b]) : _mm512_setzero_si512();
         }
 #pragma GCC unroll 8
         for (int g = 0; g < 8; g++) {
@@ -50,7 +51,7 @@ INLINE void block_rows(const lr_form f, const bool fine, const int nr, const __m
                 i0[i] = _mm512_add_epi32(i0[i], _mm512_slli_epi32(h0[i], 3));
                 if (f.sub == 16) i1[i] = _mm512_add_epi32(i1[i], _mm512_slli_epi32(h1[i], 3));
             }
-            acc[r0 + i] = add_block(f, s, ri, r0 + i, b, i0[i], i1[i], acc[r0 + i]);
+            acc[r0 + i] = add_block(f, s, rb, r0 + i, b, i0[i], i1[i], acc[r0 + i]);
         }
     }
 }
@@ -62,25 +63,26 @@ INLINE void few(const lr_form f, const bool fine, const int ns, const int nr, co
     const int blocks = qa->k / 32;
     const row_bases x = bases_of(qa, row);
     __m512 acc[2][FEW];
-    rows512 ri;
+    starts512 st;
 #pragma GCC unroll 2
     for (int s = 0; s < ns; s++)
 #pragma GCC unroll 8
         for (int r = 0; r < nr; r++) acc[s][r] = _mm512_setzero_ps();
     for (int c = 0; c < blocks; c += CHUNK) {
         const int nb = blocks - c < CHUNK ? blocks - c : CHUNK;
-        rows_prepare(f, f.zero, nr, qa, row, (size_t)c, nb, &ri);
+        const row_blocks rb = blocks_of(qa, row, c);
+        if (f.zero) starts_prepare(f, f.zero, nr, &rb, nb, &st);
         for (int b = 0; b < nb; b++) {
             const size_t at = (size_t)(c + b);
 #pragma GCC unroll 2
             for (int s = 0; s < ns; s++) {
-                const lr_strip *st = &p->st[s];
-                const uint8_t *q = st->q + at * (size_t)f.main * 64, *h = st->h + at * (size_t)f.extra * 64;
-                const lr_ask ask = lr_ahead_slow(f, p->a ? &p->a[s] : NULL, st);
+                const lr_strip *strip = &p->st[s];
+                const uint8_t *q = strip->q + at * (size_t)f.main * 64, *h = strip->h + at * (size_t)f.extra * 64;
+                const lr_ask ask = lr_ahead_slow(f, p->a ? &p->a[s] : NULL, strip);
                 __m512i w[8];
                 unpack512(f, q, h, w);
-                const scales512 sc = scales_of(f, st, at);
-                block_rows(f, fine, nr, w, &sc, &x, at, b, &ri, &ask, acc[s]);
+                const scales512 sc = scales_of(f, strip, at);
+                block_rows(f, fine, nr, w, &sc, &x, at, &rb, b, &st, &ask, acc[s]);
             }
         }
     }
@@ -165,14 +167,14 @@ static void product_many(const lr_gemm_w *w, const lr_qact *qa, int m, float *y,
 {
     const lr_form f = *lr_form_of(w->type);
     const lr_parts parts = lr_form_parts(&f, w->k);
-    const int blocks = w->k / 32;
+    const int blocks = w->k / 32, chunk = blocks <= WHOLE ? blocks : CHUNK;
     panel p[2];
     for (int s = s0, ns; s < s1; s += ns) {
         ns = s + 1 < s1 ? 2 : 1;
         const lr_strip st[2] = {lr_strip_at(&parts, w, s), lr_strip_at(&parts, w, s + ns - 1)};
         const __mmask16 mask[2] = {strip_mask(w, s), strip_mask(w, s + ns - 1)};
-        for (int c = 0; c < blocks; c += CHUNK) {
-            const int nb = blocks - c < CHUNK ? blocks - c : CHUNK;
+        for (int c = 0; c < blocks; c += chunk) {
+            const int nb = blocks - c < chunk ? blocks - c : chunk;
             for (int i = 0; i < ns; i++) types[w->type].unpack(&st[i], (size_t)c, nb, &p[i]);
             lr_gemm_many_avx512[kind_of(f)](p, ns, f.zero, c, nb, qa, m, y + 16 * (size_t)s, ldy, mask);
         }

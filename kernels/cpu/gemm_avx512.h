@@ -10,7 +10,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
-enum { CHUNK = 16, FEW = 8 }; /* blocks that are unpacked at a time: 512 k; rows of the way without */
+/* Blocks that are unpacked at a time: 512 k; the most, where that is a whole row; rows of the way without. */
+enum { CHUNK = 16, WHOLE = 20, FEW = 8 };
 
 /* The scales of a block of a strip, ready for the formulas of gemm.h. */
 typedef struct scales512 {
@@ -110,35 +111,6 @@ INLINE scales512 scales_of(const lr_form f, const lr_strip *s, size_t b)
     return o;
 }
 
-/* What a tile of rows needs of up to CHUNK blocks besides q: scales, and the integer part that the sums begin with. */
-typedef struct rows512 {
-    float sx[16][CHUNK];
-    float xs[16][CHUNK];        /* s_x * sum of the block */
-    int32_t pair[16][CHUNK];    /* the two sums of 16, as 16 bits each */
-    int32_t init[16][2][CHUNK]; /* -zero * sum: sub 32 of the block in [0], sub 16 of the halves */
-} rows512;
-
-INLINE void rows_prepare(const lr_form f, const int zero, const int nr, const lr_qact *qa, size_t row, size_t b, int nb,
-                         rows512 *o)
-{
-    const __mmask16 k = (__mmask16)((1u << nb) - 1);
-    const size_t blocks = (size_t)qa->k / 32;
-    for (int r = 0; r < nr; r++) {
-        const size_t at = (row + (size_t)r) * blocks + b;
-        const __m512 sx = _mm512_maskz_loadu_ps(k, qa->scale + at);
-        _mm512_storeu_ps(o->sx[r], sx);
-        const __m512i pair = _mm512_maskz_loadu_epi32(k, qa->sum16 + 2 * at);
-        if (f.min && f.sub == 32) {
-            const __m512i sum = _mm512_madd_epi16(pair, _mm512_set1_epi16(1));
-            _mm512_storeu_ps(o->xs[r], _mm512_mul_ps(sx, _mm512_cvtepi32_ps(sum)));
-        }
-        if (f.min && f.sub == 16) _mm512_storeu_si512(o->pair[r], pair);
-        const __m512i low = f.sub == 32 ? _mm512_set1_epi16((short)-zero) : _mm512_set1_epi32(-zero & 0xFFFF);
-        _mm512_storeu_si512(o->init[r][0], _mm512_madd_epi16(pair, low));
-        if (f.sub == 16) _mm512_storeu_si512(o->init[r][1], _mm512_madd_epi16(pair, _mm512_set1_epi32(-zero * 65536)));
-    }
-}
-
 INLINE __mmask16 strip_mask(const lr_gemm_w *w, int s)
 {
     const int left = w->n - s * LR_STRIP;
@@ -161,28 +133,83 @@ INLINE row_bases bases_of(const lr_qact *qa, size_t row)
     return (row_bases){{p, p + 3 * k, p + 6 * k}, k};
 }
 
-INLINE __m512i activations(const row_bases *x, int r, size_t at)
+INLINE __m512i four_bytes(const void *p) /* in each lane */
 {
     int32_t v;
-    __builtin_memcpy(&v, x->p[r / 3] + (size_t)(r % 3) * x->k + at, 4);
+    __builtin_memcpy(&v, p, 4);
     return _mm512_set1_epi32(v);
 }
 
-/* Adds a block to acc, given its integer sums: i0 of all 32 k (sub 32), or of the halves. */
-INLINE __m512 add_block(const lr_form f, const scales512 *s, const rows512 *ri, int r, int b, __m512i i0, __m512i i1,
-                        __m512 acc)
+INLINE __m512i activations(const row_bases *x, int r, size_t at)
 {
-    const __m512 sx = _mm512_set1_ps(ri->sx[r][b]);
+    return four_bytes(x->p[r / 3] + (size_t)(r % 3) * x->k + at);
+}
+
+/* What blocks of rows have besides q: of row r, block b at p[r / 3] + r % 3 * blocks + b, pairs of sums twice as far.
+ */
+typedef struct row_blocks {
+    const float *scale[3], *xs[3];
+    const int16_t *sum16[3];
+    size_t blocks;
+} row_blocks;
+
+/* Rows row.., from block c on. */
+INLINE row_blocks blocks_of(const lr_qact *qa, size_t row, int c)
+{
+    const size_t n = (size_t)qa->k / 32, at = row * n + (size_t)c;
+    row_blocks o = {.blocks = n};
+    for (size_t i = 0; i < 3; i++) {
+        o.scale[i] = qa->scale + at + 3 * i * n;
+        o.xs[i] = qa->xs + at + 3 * i * n;
+        o.sum16[i] = qa->sum16 + 2 * (at + 3 * i * n);
+    }
+    return o;
+}
+
+/* What the sums of a tile of rows begin with, -zero * sum: sub 32 of the block in [0], sub 16 of the halves. */
+typedef struct starts512 {
+    int32_t of[FEW][2][(WHOLE + 15) / 16 * 16];
+} starts512;
+
+INLINE void starts_prepare(const lr_form f, const int zero, const int nr, const row_blocks *rb, int nb, starts512 *o)
+{
+    const __m512i low = f.sub == 32 ? _mm512_set1_epi16((short)-zero) : _mm512_set1_epi32(-zero & 0xFFFF);
+    const __m512i high = _mm512_set1_epi32(-zero * 65536);
+    for (int b = 0; b < nb; b += 16) {
+        const __mmask16 some = nb - b < 16 ? (__mmask16)((1u << (nb - b)) - 1) : 0xFFFF;
+        for (int r = 0; r < nr; r++) {
+            const int16_t *sums = rb->sum16[r / 3] + 2 * ((size_t)(r % 3) * rb->blocks + (size_t)b);
+            const __m512i pair = _mm512_maskz_loadu_epi32(some, sums);
+            _mm512_storeu_si512(o->of[r][0] + b, _mm512_madd_epi16(pair, low));
+            if (f.sub == 16) _mm512_storeu_si512(o->of[r][1] + b, _mm512_madd_epi16(pair, high));
+        }
+    }
+}
+
+/* Adds a row's block to acc, given its integer sums: i0 of all 32 k (sub 32), or of the halves; xs: sub 32 with minima,
+ * sums (the two of 16): sub 16 with minima. */
+INLINE __m512 add_sums(const lr_form f, const scales512 *s, const float *scale, const float *xs, const void *sums,
+                       __m512i i0, __m512i i1, __m512 acc)
+{
+    const __m512 sx = _mm512_set1_ps(*scale);
     if (f.sub == 32) {
         acc = _mm512_fmadd_ps(_mm512_cvtepi32_ps(i0), _mm512_mul_ps(s->s, sx), acc);
-        return f.min ? _mm512_fmadd_ps(s->m, _mm512_set1_ps(ri->xs[r][b]), acc) : acc;
+        return f.min ? _mm512_fmadd_ps(s->m, _mm512_set1_ps(*xs), acc) : acc;
     }
     __m512 t = _mm512_mul_ps(_mm512_cvtepi32_ps(i0), s->sc0);
     t = _mm512_fmadd_ps(_mm512_cvtepi32_ps(i1), s->sc1, t);
     acc = _mm512_fmadd_ps(t, _mm512_mul_ps(s->s, sx), acc);
     if (!f.min) return acc;
-    const __m512i j = _mm512_dpwssd_epi32(_mm512_setzero_si512(), s->sm, _mm512_set1_epi32(ri->pair[r][b]));
+    const __m512i j = _mm512_dpwssd_epi32(_mm512_setzero_si512(), s->sm, four_bytes(sums));
     return _mm512_fmadd_ps(_mm512_cvtepi32_ps(j), _mm512_mul_ps(s->m, sx), acc);
+}
+
+/* The same of block b of row r. */
+INLINE __m512 add_block(const lr_form f, const scales512 *s, const row_blocks *rb, int r, int b, __m512i i0, __m512i i1,
+                        __m512 acc)
+{
+    const size_t at = (size_t)(r % 3) * rb->blocks + (size_t)b;
+    return add_sums(f, s, rb->scale[r / 3] + at, rb->xs[r / 3] + at, rb->sum16[r / 3] + 2 * at, i0, i1, acc);
 }
 
 /* Where a product of few rows reads: one strip, or two of them far from each other, as memory gives more that way. */
@@ -224,8 +251,8 @@ void lr_gemm_few_wide_avx512(const lr_gemm_w *w, const lr_qact *qa, int m, float
 
 /* A chunk of a strip, unpacked: values u, scales. */
 typedef struct panel {
-    uint8_t w[CHUNK][512];
-    scales512 s[CHUNK];
+    uint8_t w[WHOLE][512];
+    scales512 s[WHOLE];
 } __attribute__((aligned(64))) panel;
 
 /* The kinds of forms, as far as unpacked weights differ. */

@@ -1,7 +1,8 @@
 /* gemm_many_avx512.c - many rows over unpacked strips, with AVX-512 VNNI.
  *
  * A tile is 2 strips x 6 rows: 12 integer sums, 12 float sums, and a broadcast that both strips share; 8 of 11 vector
- * operations of a block are products. Sums of a row pause in y between chunks, which changes no bit.
+ * operations of a block are products. Scales of rows, and their sums for minima, are broadcast from where the quantizer
+ * put them. Sums of a row pause in y between chunks, which changes no bit.
  */
 #include "cpu/gemm_avx512.h"
 
@@ -12,8 +13,9 @@ INLINE void tile(const lr_form f, const int zero, const int ns, const int nr, co
 {
     const row_bases x = bases_of(qa, row);
     __m512 acc[2][TILE32];
-    rows512 ri;
-    rows_prepare(f, zero, nr, qa, row, (size_t)c, nb, &ri);
+    const row_blocks rb = blocks_of(qa, row, c);
+    starts512 st;
+    if (!f.min) starts_prepare(f, zero, nr, &rb, nb, &st);
 #pragma GCC unroll 8
     for (int r = 0; r < nr; r++)
 #pragma GCC unroll 2
@@ -23,12 +25,13 @@ INLINE void tile(const lr_form f, const int zero, const int ns, const int nr, co
         __m512i i0[2][TILE32], i1[2][TILE32];
         const size_t at = (size_t)(c + b) * 32;
 #pragma GCC unroll 8
-        for (int r = 0; r < nr; r++)
+        for (int r = 0; r < nr; r++) {
 #pragma GCC unroll 2
             for (int s = 0; s < ns; s++) {
-                i0[s][r] = _mm512_set1_epi32(ri.init[r][0][b]);
-                i1[s][r] = f.sub == 16 ? _mm512_set1_epi32(ri.init[r][1][b]) : _mm512_setzero_si512();
+                i0[s][r] = f.min ? _mm512_setzero_si512() : _mm512_set1_epi32(st.of[r][0][b]);
+                i1[s][r] = f.min || f.sub == 32 ? _mm512_setzero_si512() : _mm512_set1_epi32(st.of[r][1][b]);
             }
+        }
 #pragma GCC unroll 8
         for (int g = 0; g < 8; g++)
 #pragma GCC unroll 8
@@ -46,7 +49,7 @@ INLINE void tile(const lr_form f, const int zero, const int ns, const int nr, co
 #pragma GCC unroll 8
         for (int r = 0; r < nr; r++)
 #pragma GCC unroll 2
-            for (int s = 0; s < ns; s++) acc[s][r] = add_block(f, &p[s].s[b], &ri, r, b, i0[s][r], i1[s][r], acc[s][r]);
+            for (int s = 0; s < ns; s++) acc[s][r] = add_block(f, &p[s].s[b], &rb, r, b, i0[s][r], i1[s][r], acc[s][r]);
     }
 #pragma GCC unroll 8
     for (int r = 0; r < nr; r++)

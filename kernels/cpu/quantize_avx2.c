@@ -19,7 +19,7 @@ static inline int sum_of(__m256i a)
     return _mm_cvtsi128_si32(s);
 }
 
-static inline void block(const float *x, int8_t *q, float *scale, int16_t *sum16)
+static inline void block(const float *x, int8_t *q, float *scale, float *xs, int16_t *sum16)
 {
     const __m256i abs = _mm256_set1_epi32(0x7FFFFFFF);
     __m256 v[4];
@@ -32,7 +32,7 @@ static inline void block(const float *x, int8_t *q, float *scale, int16_t *sum16
     const float a = _mm_cvtss_f32(_mm_castsi128_ps(_mm_cvtsi32_si128((int)bits)));
     if (bits >= 0x7F800000 || a < LR_QUANT_TINY) {
         _mm256_storeu_si256((__m256i *)(void *)q, _mm256_setzero_si256());
-        *scale = bits >= 0x7F800000 ? NAN : 0;
+        *xs = *scale = bits >= 0x7F800000 ? NAN : 0;
         sum16[0] = sum16[1] = 0;
         return;
     }
@@ -43,6 +43,7 @@ static inline void block(const float *x, int8_t *q, float *scale, int16_t *sum16
             _mm256_round_ps(_mm256_mul_ps(v[j], inv), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC));
     sum16[0] = (int16_t)sum_of(_mm256_add_epi32(i[0], i[1]));
     sum16[1] = (int16_t)sum_of(_mm256_add_epi32(i[2], i[3]));
+    *xs = *scale * (float)(sum16[0] + sum16[1]);
     /* the packs work within 128-bit lanes: dwords come out as 0 2 4 6 | 1 3 5 7 */
     const __m256i p = _mm256_packs_epi16(_mm256_packs_epi32(i[0], i[1]), _mm256_packs_epi32(i[2], i[3]));
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
@@ -54,6 +55,6 @@ void lr_quantize_avx2(const float *x, size_t ldx, int m, lr_qact qa, int c0, int
     for (size_t r = 0; r < (size_t)m; r++)
         for (size_t c = (size_t)c0; c < (size_t)c1; c += LR_QBLK) {
             const size_t at = r * (size_t)qa.k + c;
-            block(x + r * ldx + c, qa.q + at, qa.scale + at / 32, qa.sum16 + at / 16);
+            block(x + r * ldx + c, qa.q + at, qa.scale + at / 32, qa.xs + at / 32, qa.sum16 + at / 16);
         }
 }

@@ -4,7 +4,7 @@
 #include <math.h>
 #include <string.h>
 
-static inline void block(const float *x, int8_t *q, float *scale, int16_t *sum16)
+static inline void block(const float *x, int8_t *q, float *scale, float *xs, int16_t *sum16)
 {
     uint32x4_t top4 = vdupq_n_u32(0);
     int32x4_t i[8];
@@ -15,7 +15,7 @@ static inline void block(const float *x, int8_t *q, float *scale, int16_t *sum16
     memcpy(&a, &top, 4);
     if (top >= 0x7F800000 || a < LR_QUANT_TINY) {
         memset(q, 0, LR_QBLK);
-        *scale = top >= 0x7F800000 ? NAN : 0;
+        *xs = *scale = top >= 0x7F800000 ? NAN : 0;
         sum16[0] = sum16[1] = 0;
         return;
     }
@@ -29,6 +29,7 @@ static inline void block(const float *x, int8_t *q, float *scale, int16_t *sum16
         const int16x8_t hi = vcombine_s16(vmovn_s32(p[2]), vmovn_s32(p[3]));
         vst1q_s8(q + 16 * j, vcombine_s8(vmovn_s16(lo), vmovn_s16(hi)));
     }
+    *xs = *scale * (float)(sum16[0] + sum16[1]);
 }
 
 void lr_quantize_neon(const float *x, size_t ldx, int m, lr_qact qa, int c0, int c1)
@@ -36,6 +37,6 @@ void lr_quantize_neon(const float *x, size_t ldx, int m, lr_qact qa, int c0, int
     for (size_t r = 0; r < (size_t)m; r++)
         for (size_t c = (size_t)c0; c < (size_t)c1; c += LR_QBLK) {
             const size_t at = r * (size_t)qa.k + c;
-            block(x + r * ldx + c, qa.q + at, qa.scale + at / 32, qa.sum16 + at / 16);
+            block(x + r * ldx + c, qa.q + at, qa.scale + at / 32, qa.xs + at / 32, qa.sum16 + at / 16);
         }
 }

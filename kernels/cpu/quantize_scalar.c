@@ -20,13 +20,13 @@ static float top_of(const float *x, int n)
     return a; /* may be infinite, or no number */
 }
 
-static void block(const float *x, int8_t *q, bool fine, float *scale, int16_t *sum16)
+static void block(const float *x, int8_t *q, bool fine, float *scale, float *xs, int16_t *sum16)
 {
     const float a = top_of(x, LR_QBLK);
     sum16[0] = sum16[1] = 0;
     if (!isfinite(a) || a < LR_QUANT_TINY) {
         memset(q, 0, fine ? 2 * LR_QBLK : LR_QBLK);
-        *scale = !isfinite(a) ? NAN : 0;
+        *xs = *scale = !isfinite(a) ? NAN : 0;
         return;
     }
     const float steps = fine ? 1016.0f : 127.0f, inv = steps / a,
@@ -39,6 +39,7 @@ static void block(const float *x, int8_t *q, bool fine, float *scale, int16_t *s
         if (fine) q[32 + i] = (int8_t)(v - 8 * q[i]);
         sum16[i / 16] = (int16_t)(sum16[i / 16] + v);
     }
+    *xs = *scale * (float)(sum16[0] + sum16[1]);
 }
 
 static void wide_block(const float *x, int8_t *q, int8_t *low_q, float *scale, int16_t *sum)
@@ -74,6 +75,7 @@ void lr_quantize_scalar(const float *x, size_t ldx, int m, lr_qact qa, int c0, i
     for (size_t r = 0; r < (size_t)m; r++)
         for (size_t c = (size_t)c0; c < (size_t)c1; c += LR_QBLK) {
             size_t at = r * (size_t)qa.k + c;
-            block(x + r * ldx + c, qa.q + (qa.fine ? 2 * at : at), qa.fine, qa.scale + at / 32, qa.sum16 + at / 16);
+            block(x + r * ldx + c, qa.q + (qa.fine ? 2 * at : at), qa.fine, qa.scale + at / 32, qa.xs + at / 32,
+                  qa.sum16 + at / 16);
         }
 }

@@ -112,6 +112,7 @@ typedef struct value_info {
     int route;          /* its rows are slots of this route; -1 = token rows */
     bool wide;          /* of 14 bits */
     int def, last;      /* stages */
+    int in_place;       /* lies where this value did, which only the operation that makes it reads; -1 = no */
     size_t offset, bytes;
 } value_info;
 

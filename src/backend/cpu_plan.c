@@ -475,14 +475,10 @@ static size_t value_rows(const lr_plan *p, const value_info *v)
     return (size_t)(v->narrow ? p->max_out : p->max_rows) * (size_t)(v->route < 0 ? 1 : p->routes[v->route].n_used);
 }
 
-/* Bytes of the three parts of quantized rows, each rounded up. */
-static void quant_bytes(const lr_plan *p, const value_info *v, size_t bytes[3])
+/* The form of a value's quantized rows. */
+static lr_qact quant_form(const lr_plan *p, const value_info *v)
 {
-    size_t rows = value_rows(p, v), w = (size_t)v->width;
-    bytes[0] = rows * w * (p->be->fine ? 2 : 1);
-    bytes[1] = rows * (w / (v->wide ? LR_WIDE : LR_QBLK)) * sizeof(float);
-    bytes[2] = rows * (w / (v->wide ? 8 : 16)) * sizeof(int16_t);
-    for (int i = 0; i < 3; i++) bytes[i] = (bytes[i] + 63) & ~(size_t)63;
+    return (lr_qact){.k = v->width, .fine = p->be->fine && !v->wide, .wide = v->wide};
 }
 
 static size_t value_bytes(const lr_plan *p, const value_info *v)
@@ -490,9 +486,46 @@ static size_t value_bytes(const lr_plan *p, const value_info *v)
     size_t rows = value_rows(p, v), w = (size_t)v->width;
     if (!v->quant) return (rows * w * sizeof(float) + 63) & ~(size_t)63;
     if (p->be->bf16) return (rows * w * sizeof(uint16_t) + 63) & ~(size_t)63;
-    size_t parts[3];
-    quant_bytes(p, v, parts);
-    return parts[0] + parts[1] + parts[2];
+    lr_qact form = quant_form(p, v);
+    return lr_qact_place(&form, NULL, rows);
+}
+
+/* Whether an operation works value by value, so that its output may take the place of an input. */
+static bool works_in_place(const plan_op *o)
+{
+    switch (o->kind) {
+    case LR_OP_GLU:
+    case LR_OP_ADD:
+    case LR_OP_MUL:
+    case LR_OP_ACT:
+    case LR_OP_SCALE:
+    case LR_OP_SOFTCAP:
+    case LR_OP_NORM:
+    case LR_OP_ROPE:
+        return true;
+    default:
+        return false;
+    }
+}
+
+/* The input whose place an output takes, as nobody else reads it, so that what is written is in the caches; or -1. */
+static int place_of_input(const builder *b, const plan_op *o)
+{
+    const lr_plan *p = b->p;
+    const value_info *out = &p->values[o->out];
+    for (int i = 0; works_in_place(o) && o->out != p->logits && i < 2; i++) {
+        if (o->in[i] < 0 || b->uses[o->in[i]] != 1) continue;
+        const value_info *in = &p->values[o->in[i]];
+        if (in->width == out->width && in->narrow == out->narrow && in->route == out->route) return o->in[i];
+    }
+    return -1;
+}
+
+/* The value whose memory a value lies in. */
+static int holder_of(const lr_plan *p, int i)
+{
+    while (p->values[i].in_place >= 0) i = p->values[i].in_place;
+    return i;
 }
 
 /* First fit: the lowest offset that is free of every earlier value whose life meets this one's. */
@@ -516,24 +549,22 @@ static void place(lr_plan *p, int i)
 
 static void point(lr_plan *p, int i)
 {
-    const value_info *v = &p->values[i];
+    const value_info *v = &p->values[holder_of(p, i)];
     if (i == p->logits) return;
     char *at = p->work + v->offset;
     p->ptr[i] = (float *)(void *)at;
     if (!v->quant) return;
-    size_t parts[3];
-    quant_bytes(p, v, parts);
-    p->q[i] = p->be->bf16 ? (lr_qact){.k = v->width, .h = (uint16_t *)(void *)at}
-                          : (lr_qact){.q = (int8_t *)at,
-                                      .scale = (float *)(void *)(at + parts[0]),
-                                      .sum16 = (int16_t *)(void *)(at + parts[0] + parts[1]),
-                                      .k = v->width,
-                                      .fine = p->be->fine && !v->wide,
-                                      .wide = v->wide};
+    if (p->be->bf16) {
+        p->q[i] = (lr_qact){.k = v->width, .h = (uint16_t *)(void *)at};
+        return;
+    }
+    p->q[i] = quant_form(p, v);
+    (void)lr_qact_place(&p->q[i], at, value_rows(p, v));
 }
 
-static int layout(lr_plan *p, lr_error *err)
+static int layout(const builder *b, lr_error *err)
 {
+    lr_plan *p = b->p;
     for (int i = 0; i < p->n_ops; i++) {
         const plan_op *o = &p->ops[i];
         touch(p, o->in[0], o->stage);
@@ -542,9 +573,16 @@ static int layout(lr_plan *p, lr_error *err)
     }
     if (p->hidden >= 0) p->values[p->hidden].last = p->n_stages;
     if (p->features >= 0) p->values[p->features].last = p->n_stages;
+    for (int i = 0; i < p->n_values; i++) p->values[i].in_place = -1;
+    for (int i = 0; i < p->n_ops; i++)
+        if (p->ops[i].out >= 0) p->values[p->ops[i].out].in_place = place_of_input(b, &p->ops[i]);
+    for (int i = 0; i < p->n_values; i++) {
+        value_info *v = &p->values[holder_of(p, i)];
+        if (v->last < p->values[i].last) v->last = p->values[i].last;
+    }
     for (int i = 0; i < p->n_values; i++) {
         value_info *v = &p->values[i];
-        v->bytes = v->def < 0 || i == p->logits ? 0 : value_bytes(p, v);
+        v->bytes = v->def < 0 || i == p->logits || v->in_place >= 0 ? 0 : value_bytes(p, v);
         if (v->bytes) place(p, i);
     }
     p->work = lr_alloc_aligned(p->work_bytes);
@@ -679,7 +717,7 @@ int lr_cpu_compile(lr_backend *be, const lr_program *prog, const lr_kv_store *kv
         if (p->features >= 0) b.uses[p->features]++;
         rc = schedule(&b, err);
     }
-    if (!rc) rc = layout(p, err);
+    if (!rc) rc = layout(&b, err);
     if (!rc) rc = alloc_run_state(p, err);
     if (!rc) see_layers(p, kv);
     lr_free(b.quant_of);

@@ -138,7 +138,7 @@ static void row_op(const run_ctx *c, const plan_op *o, int r)
     }
     case LR_OP_ROPE: {
         const rope_table *t = &p->ropes[o->rope];
-        memcpy(y, x + at, (size_t)n * sizeof *y);
+        if (y != x + at) memcpy(y, x + at, (size_t)n * sizeof *y);
         k->rope(y, o->n_heads, o->head_dim, t->n_rot, o->layer_norm, t->cs + (size_t)r * (size_t)t->n_rot);
         break;
     }

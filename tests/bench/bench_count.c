@@ -30,10 +30,9 @@ int main(int argc, char **argv)
     const size_t cells = (size_t)m * K;
     float *x = lr_alloc_aligned(cells * 4), *y = lr_alloc_aligned((size_t)m * N * 4);
     lr_qact qa = {.k = K};
-    qa.q = lr_alloc_aligned(cells);
-    qa.scale = lr_alloc_aligned(cells / 32 * 4);
-    qa.sum16 = lr_alloc_aligned(cells / 16 * 2);
-    if (!weights || !x || !y || !qa.q || !qa.scale || !qa.sum16) return 1;
+    char *rows = lr_alloc_aligned(lr_qact_place(&qa, NULL, (size_t)m));
+    if (!weights || !x || !y || !rows) return 1;
+    (void)lr_qact_place(&qa, rows, (size_t)m);
     memset(weights, 0x1C, strip * (N / LR_STRIP)); /* a half of 0x1C1C is 0.004 */
     for (size_t i = 0; i < cells; i++) x[i] = (float)(int)(i * 2654435761u >> 8 & 0xFFFF) / 65536.0f - 0.5f;
     const lr_gemm_w w = {.type = type, .n = N, .k = K, .packed = true, .strip_bytes = strip, .data = weights};

@@ -296,7 +296,7 @@ static void bench(const options *o, const lr_cpu_kernels *t, int type, int k, in
     if (copies < 1) copies = 1;
     char *base = weights_new(type, k, n, copies, &j.w, &bytes);
     const size_t cells = (size_t)m * (size_t)k;
-    const size_t area = cells * 4 + cells * 2 + cells * 2 + (size_t)m * (size_t)n * 4 + 4096;
+    const size_t area = cells * 4 + cells * 5 + (size_t)m * (size_t)n * 4 + 4096;
     char *mem = big_new(area);
     float *x = (float *)mem;
     j.qa = (lr_qact){.k = k};
@@ -305,11 +305,9 @@ static void bench(const options *o, const lr_cpu_kernels *t, int type, int k, in
     } else {
         j.qa.fine = o->bits == 11;
         j.qa.wide = o->bits == 14;
-        j.qa.q = (int8_t *)mem + cells * 4;
-        j.qa.scale = (float *)(mem + cells * 6);
-        j.qa.sum16 = (int16_t *)(mem + cells * 7);
+        lr_qact_place(&j.qa, mem + cells * 4, (size_t)m);
     }
-    j.y = (float *)(mem + cells * 8);
+    j.y = (float *)(mem + cells * 9);
     j.x = x;
     for (size_t i = 0; i < cells; i++) x[i] = (float)(int)(i * 2654435761u >> 8 & 0xFFFF) / 65536.0f - 0.5f;
     double tq = now();

@@ -148,6 +148,7 @@ static lr_qact qact_new(const variant *v, int m, int k)
     } else {
         a.q = lr_alloc_aligned(v->fine || v->wide ? 2 * n : n);
         a.scale = lr_alloc_aligned(n / 32 * 4 + 4);
+        if (!v->wide) a.xs = lr_alloc_aligned(n / 32 * 4 + 4);
         a.sum16 = lr_alloc_aligned((v->wide ? n / 8 : n / 16) * 2 + 2);
     }
     return a;
@@ -157,6 +158,7 @@ static void qact_free(lr_qact *a)
 {
     lr_free_aligned(a->q);
     lr_free_aligned(a->scale);
+    lr_free_aligned(a->xs);
     lr_free_aligned(a->sum16);
     lr_free_aligned(a->h);
 }
@@ -170,6 +172,7 @@ static void assert_qact_equal(const lr_qact *a, const lr_qact *b, int m)
     }
     assert_memory_equal(a->q, b->q, a->fine || a->wide ? 2 * n : n);
     assert_memory_equal(a->scale, b->scale, n / (a->wide ? 256 : 32) * 4);
+    if (a->xs) assert_memory_equal(a->xs, b->xs, n / 32 * 4);
     assert_memory_equal(a->sum16, b->sum16, n / (a->wide ? 8 : 16) * 2);
 }
 
@@ -436,6 +439,9 @@ static void test_tables_agree(void **state)
         int type = i < COUNT(quants) ? quants[i] : plains[i - COUNT(quants)];
         check_agrees(v, type, 53, i < COUNT(quants) ? 768 : 301, ms[i % COUNT(ms)]);
         check_agrees(v, type, 53, i < COUNT(quants) ? 768 : 301, 41 - ms[i % COUNT(ms)]);
+        /* many rows: of one chunk, longer than the usual one, and of two */
+        for (int k = 576; i < COUNT(quants) && k <= 672; k += 32)
+            if (!lr_pack_super(type) || k == 640) check_agrees(v, type, 53, lr_pack_super(type) ? 1024 : k, 75);
     }
 }
 
@@ -504,6 +510,12 @@ static void check_extremes(const variant *v, int type)
     x[7 * K + 40] = -INFINITY;
     lr_qact qa = qact_new(v, M, K);
     v->t->quantize(x, K, M, qa, 0, K);
+    if (!v->bf16) {
+        lr_qact ref = qact_new(v, M, K);
+        lr_cpu_table("scalar")->quantize(x, K, M, ref, 0, K);
+        assert_qact_equal(&qa, &ref, M);
+        qact_free(&ref);
+    }
     v->t->gemm(&a.w, &qa, x, K, M, y, N, 0, 2);
     for (int j = 0; j < N; j++) {
         assert_true(y[1 * N + j] == 0);
