@@ -241,8 +241,12 @@ describe("several choices", function()
             means[i] = { c.text, sum / #c.logprobs.token_logprobs }
         end
         table.sort(means, function(x, y) return x[2] > y[2] end)
-        assert.near(means[1][2], means[1][2], 1e-9)
         assert.equal(means[1][1], r.choices[1].text)
+        for _, echo in ipairs { true, false } do -- nothing is generated: there is nothing to choose by
+            r = t.ok(COMPLETE, { prompt = "a>", best_of = 2, max_tokens = 0, echo = echo, logprobs = 2 })
+            assert.equal(1, #r.choices)
+            assert.equal(echo and "a>" or "", r.choices[1].text)
+        end
         t.refused(COMPLETE, { prompt = "a>", n = 3, best_of = 2 }, "best_of")
         t.refused(COMPLETE, { prompt = "a>", n = 1, best_of = 2, stream = true }, "best_of")
     end)

@@ -103,7 +103,7 @@ end
 --- Nothing is asked for but the prompt.
 local function nothing(o, i)
     return {
-        text = "", tokens = {}, finish_reason = "length", records = {},
+        text = "", tokens = {}, finish_reason = "length", records = {}, logprobs = {},
         usage = { prompt_tokens = #o.ids[i], cached_tokens = 0, completion_tokens = 0 },
     }
 end
