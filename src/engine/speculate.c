@@ -104,8 +104,9 @@ int lr_engine_set_draft(lr_engine *e, lr_model *m, const lr_draft_config *cfg, l
     if (rc) return rc;
     fill_draft(e, &c);
     rc = make_row(e, err);
-    if (rc) return rc;
-    return lr_draft_new(&e->spec->draft, m, &c, err);
+    if (!rc) rc = lr_draft_new(&e->spec->draft, m, &c, err);
+    if (!rc) e->spec->pace.share = c.share;
+    return rc;
 }
 
 int lr_engine_set_eagle(lr_engine *e, const char *path, const lr_eagle_config *eagle, const lr_draft_config *cfg,
@@ -182,7 +183,7 @@ double lr_engine_drafting(const lr_engine *e) { return e->spec ? e->spec->draft_
 
 void lr_engine_pace_forget(lr_engine *e)
 {
-    if (e->spec) e->spec->pace = (lr_pace){0};
+    if (e->spec) e->spec->pace = (lr_pace){.share = e->spec->pace.share};
 }
 
 int lr_spec__begin(lr_request *r, const lr_spec_params *p, lr_error *err)
@@ -407,7 +408,7 @@ static void consider(lr_engine *e, lr_request *r)
                               .method = c->method,
                               .match = match,
                               .most = c->method == LR_SPEC_HEADS ? heads_places(e, k) : k,
-                              .remaining = most + 1,
+                              .remaining = r->info.max_tokens - r->info.n_generated,
                               .k = it->fixed ? k : 0};
     it->most = k;
     if (c->method == LR_SPEC_DRAFT || c->method == LR_SPEC_EAGLE)
@@ -606,7 +607,7 @@ void lr_spec__saw_forward(lr_engine *e, const lr_batch *b, double seconds)
 {
     struct lr_spec_state *st = e->spec;
     lr_request *owner = NULL;
-    int drafts = 0;
+    int drafts = 0, with = 0;
     if (!st) return;
     st->made = (lr_pace_step){.rows = b->n_rows,
                               .pure = b->n_rows == b->n_out,
@@ -619,9 +620,11 @@ void lr_spec__saw_forward(lr_engine *e, const lr_batch *b, double seconds)
         if (r) owner = r; /* else a branch of the one before */
         int k = lr_spec__n(owner);
         if (k) owner->info.spec.verify_time += seconds * b->seqs[i].n / b->n_rows;
-        drafts += k;
+        drafts += r ? k : 0;
+        with += r && k > 0;
     }
     st->made.drafts = drafts;
+    st->made.with = with;
     if (drafts == 0) return;
     lr_hist__add_T(&e->metrics.spec_draft, st->draft_time);
     lr_hist__add_T(&e->metrics.spec_verify, seconds);

@@ -1,7 +1,8 @@
 /* test_spec.c - speculation: what proposes drafts, how they are judged, and that nobody can tell from the tokens. */
 #include "engine_fixture.h"
-#include "engine/speculate.h"
+#include "engine/speculate_int.h"
 #include "sample/sample.h"
+#include "spec/pace_int.h"
 
 /* ---- n-grams and suffixes ---- */
 
@@ -395,6 +396,22 @@ static void test_pace_gives_up(void **state)
     assert_true(drafted > 0 && drafted < 120);
 }
 
+/* A token of one request is worth a quarter of its part of a step where the others' rows take as long without it, all
+ * of it where each row takes its time, or where all are ahead. */
+static void test_pace_worth(void **state)
+{
+    lr_pace flat = {0}, dear = {0};
+    for (int i = 0; i < 20; i++)
+        for (int r = 1; r <= 4; r++) {
+            lr_pace_saw_step(&flat, r, 0.030);
+            lr_pace_saw_step(&dear, r, 0.030 * r);
+        }
+    assert_true(fabs(lr_pace__worth(&flat, 4, 1) - 0.25) < 1e-6 && fabs(lr_pace__worth(&flat, 4, 3) - 0.25) < 1e-6);
+    assert_true(fabs(lr_pace__worth(&dear, 4, 1) - 1) < 1e-6);
+    assert_true(lr_pace__worth(&flat, 4, 4) == 1 && lr_pace__worth(&flat, 1, 1) == 1);
+    assert_true(lr_pace__worth(&(lr_pace){0}, 4, 1) == 1); /* nothing is known */
+}
+
 /* ---- whole engines ---- */
 
 /* Drafts that are right, wrong, cut short, or nonsense, at random. */
@@ -720,6 +737,37 @@ static void test_trouble(void **state)
     }
 }
 
+/* ---- branches ---- */
+
+/* The rows of a draft that branches are counted once, however many sequences they stand in. */
+static void test_branches_counted(void **state)
+{
+    lr_error err;
+    lr_engine *e = fx_engine(NULL, fx_next, NULL, 512, 0);
+    lr_spec_params sp = lr_spec_defaults(LR_SPEC_NGRAM);
+    int32_t t[64];
+    uint64_t before = 0;
+    bool branched = false;
+    for (int i = 0; i < 64; i++) t[i] = 3 + (i * i / 5) % 7;
+    sp.fixed = true;
+    sp.min_match = 1;
+    sp.k = 3;
+    sp.branches = 3;
+    lr_seq *q = fx_seq(e, t, 64);
+    lr_request *r = speculate(e, q, 40, &sp, NULL);
+    while (lr_request_info(r)->state != LR_REQ_DONE) {
+        if (lr_engine_step(e, &err) < 0) fail_msg("%s", err.text);
+        const lr_spec_stats *s = &lr_request_info(r)->spec;
+        assert_int_equal(e->spec->made.drafts, s->drafted - before);
+        branched = branched || s->drafted - before > 3;
+        before = s->drafted;
+    }
+    assert_true(branched);
+    lr_request_free(r);
+    lr_seq_free(q);
+    lr_engine_free(e);
+}
+
 /* ---- beginnings ---- */
 
 static lr_model_ops counting;
@@ -783,11 +831,23 @@ static void test_beginnings(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tree),      cmocka_unit_test(test_tree_of_guesses), cmocka_unit_test(test_ngram),
-        cmocka_unit_test(test_suffix),    cmocka_unit_test(test_memory),          cmocka_unit_test(test_judge),
-        cmocka_unit_test(test_vocab),     cmocka_unit_test(test_judge_extremes),  cmocka_unit_test(test_pace),
-        cmocka_unit_test(test_trouble),   cmocka_unit_test(test_identity),        cmocka_unit_test(test_pace_gives_up),
-        cmocka_unit_test(test_same_text), cmocka_unit_test(test_distribution),    cmocka_unit_test(test_beginnings),
+        cmocka_unit_test(test_tree),
+        cmocka_unit_test(test_tree_of_guesses),
+        cmocka_unit_test(test_ngram),
+        cmocka_unit_test(test_suffix),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_judge),
+        cmocka_unit_test(test_vocab),
+        cmocka_unit_test(test_judge_extremes),
+        cmocka_unit_test(test_pace),
+        cmocka_unit_test(test_trouble),
+        cmocka_unit_test(test_identity),
+        cmocka_unit_test(test_pace_gives_up),
+        cmocka_unit_test(test_same_text),
+        cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_beginnings),
+        cmocka_unit_test(test_pace_worth),
+        cmocka_unit_test(test_branches_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
