@@ -51,9 +51,7 @@ end
 local Request = {}
 Request.__index = Request
 
-local function unescape(text)
-    return (text:gsub("%%(%x%x)", function(h) return string.char(tonumber(h, 16)) end))
-end
+local unescape = require("llmrun.routes").unescape
 
 local function parse_query(text)
     local query = {}

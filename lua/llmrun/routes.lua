@@ -8,6 +8,11 @@ local M = {}
 local Routes = {}
 Routes.__index = Routes
 
+--- A text in which bytes may stand as %XX.
+function M.unescape(text)
+    return (text:gsub("%%(%x%x)", function(h) return string.char(tonumber(h, 16)) end))
+end
+
 function M.new() return setmetatable({ exact = {}, patterns = {} }, Routes) end
 
 local function compile(path)
@@ -80,7 +85,7 @@ function Routes:find(method, path)
             local fn = pick(p.methods, method)
             if fn then
                 local params = { route = p.path }
-                for i, name in ipairs(p.names) do params[name] = found[i] end
+                for i, name in ipairs(p.names) do params[name] = M.unescape(found[i]) end
                 return fn, params
             end
             known = known or allowed_of(p.methods)

@@ -576,6 +576,8 @@ describe("fields at their edges", function()
         t.refused(CHAT, chat { response_format = json.object() }, "response_format.type")
         t.refused(CHAT, chat { response_format = "json" }, "response_format")
         t.refused(CHAT, chat { response_format = { type = "json_schema" } }, "response_format.json_schema")
+        t.refused(CHAT, chat { response_format = { type = "grammar" } }, "response_format.grammar")
+        t.refused(CHAT, chat { response_format = { type = "regex" } }, "response_format.pattern")
         t.refused(CHAT, chat { functions = { {} } }, "functions")
         t.ok(CHAT, chat { response_format = { type = "text" } })
         t.ok(CHAT, chat { response_format = json.null, modalities = { "text" } })
@@ -663,6 +665,7 @@ describe("models", function()
         assert.equal("list", list.object)
         assert.same({ "a", "org/b", "alias" }, { list.data[1].id, list.data[2].id, list.data[3].id })
         assert.equal("model", S.get(server, "/v1/models/org/b").json.object)
+        assert.equal("org/b", S.get(server, "/v1/models/org%2Fb").json.id) -- as clients write a name that has a /
         assert.equal(404, S.get(server, "/v1/models/c").status)
         for name, text in pairs { a = "from a", ["org/b"] = "from b", alias = "from b" } do
             local r = S.post(server, CHAT, { model = name, messages = messages() }).json

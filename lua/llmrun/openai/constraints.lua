@@ -44,8 +44,12 @@ local function read_response_format(r, o)
         if schema == nil then fields.wrong_type("response_format.json_schema.schema", "object", json.null) end
         return set(o, "response_format", "json", schema_of("response_format.json_schema.schema", schema))
     end
-    if kind == "grammar" then return set(o, "response_format", "grammar", fr:text("grammar", MAX_GRAMMAR)) end
-    if kind == "regex" then return set(o, "response_format", "regex", fr:text "pattern") end
+    local texts = { grammar = "grammar", regex = "pattern" }
+    if texts[kind] then
+        local text = fr:text(texts[kind], MAX_GRAMMAR)
+        if not text then fields.wrong_type("response_format." .. texts[kind], "string", json.null) end
+        return set(o, "response_format", kind, text)
+    end
     fields.bad("response_format.type", "one of text, json_object, json_schema, regex, grammar expected, got "
         .. fields.show(kind))
 end
