@@ -85,6 +85,54 @@ describe("commands that are shown", function()
     end)
 end)
 
+describe("flags", function()
+    it("are taken by the names that other commands have for them", function()
+        local names = {
+            { "ctx", "max-model-len", value = "128" },
+            { "draft", "speculative-model", value = "smollm2" },
+            { "kv-type", "kv-cache-dtype", value = "f16" },
+            { "load-seed", "seed", value = "5" },
+            { "max-batch-tokens", "max-num-batched-tokens", value = "64" },
+            { "max-seqs", "max-num-seqs", value = "8" },
+            { "no-prefix-cache", "no-enable-prefix-caching" },
+            { "out", "output", value = "x", not_in = { bench = true } }, -- --output N: tokens
+            { "policy", "policies", value = "fair" },
+            { "served-model", "served-model-name", value = "x" },
+            { "speculate", "speculative-method", value = "ngram" },
+            { "speed", "load", value = "2", not_in = { bench = true } }, -- --load KIND
+            { "template", "chat-template", value = "x" },
+        }
+        for _, n in ipairs(names) do
+            local of = {} -- by name, the commands that show it
+            for name, cmd in pairs(commands) do
+                local shown = {}
+                for _, f in ipairs(cmd.raw and {} or args.flags_of(cmd)) do shown[f[1]] = true end
+                if (shown[n[1]] or shown[n[2]]) and not (n.not_in and n.not_in[name]) then
+                    local own = shown[n[1]] and n[1] or n[2]
+                    of[own] = name
+                    local want = assert(args.parse(cmd, name, { "--" .. own, n.value }))
+                    for _, other in ipairs(n) do
+                        assert.same(want, assert(args.parse(cmd, name, { "--" .. other, n.value }), name .. " --" .. other))
+                    end
+                end
+            end
+            assert.is_truthy(of[n[1]] and of[n[2]], n[1]) -- else there is nothing to agree about
+        end
+    end)
+
+    it("are called in messages what they were called on the command line", function()
+        for line, want in pairs {
+            ["serve --ctx 0"] = "--ctx: 1 to 268435456 expected, got 0", ["run --max-model-len=x"] = "--max-model-len: integer expected, got 'x'",
+            ["serve -c 0"] = "--max-model-len: 1 to 268435456 expected, got 0", ["simulate --no-enable-prefix-caching=1"] = "--no-enable-prefix-caching takes no value",
+            ["run --chat-template"] = "--chat-template needs a value (FILE)", ["bench --output x"] = "--output: integer expected, got 'x'",
+        } do
+            local argv = words(line)
+            local _, err = args.parse(commands[argv[1]], argv[1], table.move(argv, 2, #argv, 1, {}))
+            assert.equal(want, err)
+        end
+    end)
+end)
+
 describe("scripts", function()
     local list = {}
     for path in output("ls -d scripts/*"):gmatch "%S+" do

@@ -33,6 +33,34 @@ M.model_flags = {
     { "trace", arg = "FILE", help = "writes a trace of steps, requests and hooks, for Perfetto or Chrome" },
 }
 
+-- Names that mean the same. A command that has a flag of one name takes the other too, unless it has that for itself.
+-- text: only of flags whose value is no number.
+local same = {
+    { "ctx", "max-model-len" },
+    { "draft", "speculative-model" },
+    { "kv-type", "kv-cache-dtype" },
+    { "load", "speed" },
+    { "load-seed", "seed" },
+    { "max-batch-tokens", "max-num-batched-tokens" },
+    { "max-seqs", "max-num-seqs" },
+    { "no-prefix-cache", "no-enable-prefix-caching" },
+    { "out", "output", text = true },
+    { "policy", "policies" },
+    { "served-model", "served-model-name" },
+    { "speculate", "speculative-method" },
+    { "template", "chat-template" },
+}
+
+--- Adds the other names of flags to { [name] = flag }.
+local function add_names(by_long)
+    for _, names in ipairs(same) do
+        local f = by_long[names[1]] or by_long[names[2]]
+        if f and not (names.text and f.type) then
+            for _, name in ipairs(names) do by_long[name] = by_long[name] or f end
+        end
+    end
+end
+
 --- The model flags as options of llm.load.
 function M.load_options(o)
     return {
@@ -56,7 +84,7 @@ end
 local function shown(n) return math.type(n) == "float" and ("%g"):format(n) or tostring(n) end
 
 --- n, or nil and what is wrong with it.
-local function in_range(f, n)
+local function in_range(f, name, n)
     local least, most = table.unpack(f.range or {})
     local wanted
     if f.above and n <= f.above then
@@ -66,33 +94,33 @@ local function in_range(f, n)
     elseif least and n < least then
         wanted = ("at least %s"):format(shown(least))
     end
-    if wanted then return nil, ("--%s: %s expected, got %s"):format(f[1], wanted, shown(n)) end
+    if wanted then return nil, ("--%s: %s expected, got %s"):format(name, wanted, shown(n)) end
     return n
 end
 
 local may_be_empty = { TEXT = true, LINE = true, IDS = true }
 
-local function convert(f, text)
+local function convert(f, name, text)
     local kind = f.type or "string"
     if text == "" and not may_be_empty[f.arg] then
-        return nil, ("--%s: %s expected, got an empty text"):format(f[1], f.arg)
+        return nil, ("--%s: %s expected, got an empty text"):format(name, f.arg)
     end
     if kind == "integer" then
         local n = math.tointeger(tonumber(text))
-        if not n then return nil, ("--%s: integer expected, got '%s'"):format(f[1], text) end
-        return in_range(f, n)
+        if not n then return nil, ("--%s: integer expected, got '%s'"):format(name, text) end
+        return in_range(f, name, n)
     elseif kind == "number" then
         local n = tonumber(text)
         if not n or n ~= n or math.abs(n) == math.huge then
-            return nil, ("--%s: number expected, got '%s'"):format(f[1], text)
+            return nil, ("--%s: number expected, got '%s'"):format(name, text)
         end
-        return in_range(f, n)
+        return in_range(f, name, n)
     end
     if f.choices then
         for _, c in ipairs(f.choices) do
             if c == text then return text end
         end
-        return nil, ("--%s: one of %s expected, got '%s'"):format(f[1], table.concat(f.choices, ", "), text)
+        return nil, ("--%s: one of %s expected, got '%s'"):format(name, table.concat(f.choices, ", "), text)
     end
     return text
 end
@@ -113,16 +141,18 @@ function M.parse(cmd, _, argv)
         if f.short then by_short[f.short] = f end
         out[f[1]:gsub("-", "_")] = f.default
     end
+    add_names(by_long)
     local i = 1
     while i <= #argv do
-        local word, f, value = argv[i], nil, nil
+        local word, f, value, name = argv[i], nil, nil, nil
         if word == "--" then
             table.move(argv, i + 1, #argv, #out.args + 1, out.args)
             break
         elseif word:sub(1, 2) == "--" then
-            local name, v = word:match("^%-%-([^=]+)=(.*)$")
-            f, value = by_long[name or word:sub(3)], v
-            if not f then return nil, unknown(name and "--" .. name or word, flags) end
+            name, value = word:match("^%-%-([^=]+)=(.*)$")
+            name = name or word:sub(3)
+            f = by_long[name]
+            if not f then return nil, unknown("--" .. name, flags) end
         elseif word:match("^%-%a") then
             f = by_short[word:sub(2, 2)]
             if not f then return nil, unknown(word, flags) end
@@ -134,13 +164,14 @@ function M.parse(cmd, _, argv)
             out.args[#out.args + 1] = word
         else
             local key = f[1]:gsub("-", "_")
+            name = name or f[1]
             if f.arg then
                 if value == nil then
                     i = i + 1
                     value = argv[i]
-                    if value == nil then return nil, ("--%s needs a value (%s)"):format(f[1], f.arg) end
+                    if value == nil then return nil, ("--%s needs a value (%s)"):format(name, f.arg) end
                 end
-                local v, err = convert(f, value)
+                local v, err = convert(f, name, value)
                 if v == nil then return nil, err end
                 if f.type == "list" then
                     out[key] = out[key] or {}
@@ -149,7 +180,7 @@ function M.parse(cmd, _, argv)
                     out[key] = v
                 end
             elseif value ~= nil then
-                return nil, ("--%s takes no value"):format(f[1])
+                return nil, ("--%s takes no value"):format(name)
             else
                 out[key] = true
             end

@@ -14,7 +14,8 @@ local M = {
 Answers /v1/chat/completions, /v1/completions, /v1/models and more (see lua/llmrun/openai), /health, /metrics, and shows
 a page at /. Without an API key it listens on this machine only unless --host says otherwise. --routes names a Lua file
 that returns a table of further routes, { ["POST /path"] = function(req, res) ... end }. SIGTERM and Ctrl-C end it after
-the requests that have come are answered.]],
+the requests that have come are answered. Flags are called as vLLM calls them; the names that other commands have for
+the same (--ctx, --kv-type, --draft, ...) are taken too.]],
     examples = [[
         llmrun serve -m qwen-0.5b
         llmrun serve -m smollm2 -m qwen-0.5b --port 9000 --api-key secret --host 0.0.0.0
