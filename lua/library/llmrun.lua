@@ -153,7 +153,8 @@ local Model = {}
 ---@return llmrun.Session
 function Model:session(opts) end
 
---- A session that s:save wrote. Options as in session.
+--- A session that s:save wrote. Options as in session. The file holds tokens and KV; a chat also needs its messages
+--- back before it goes on: s.messages = those of the session that was saved.
 ---@param path string
 ---@param opts? llmrun.SessionOptions
 ---@return llmrun.Session

@@ -147,7 +147,8 @@ function Model:session(opts)
     return session.new(self, seq, c, opts)
 end
 
---- A session that s:save wrote. Options as in session.
+--- A session that s:save wrote. Options as in session. The file holds tokens and KV; a chat also needs its messages
+--- back before it goes on: s.messages = those of the session that was saved.
 ---@param path string
 ---@param opts? llmrun.SessionOptions
 ---@return llmrun.Session

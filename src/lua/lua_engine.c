@@ -113,7 +113,8 @@ static int engine_check(lua_State *L)
 static int engine_trace(lua_State *L)
 {
     lr_error err;
-    if (lr_engine_trace(lr_lua_check_engine(L, 1)->e, luaL_optstring(L, 2, NULL), &err)) return lr_lua_fail(L, &err);
+    if (lr_engine_trace(lr_lua_check_engine(L, 1)->e, lua_isnoneornil(L, 2) ? NULL : lr_lua_check_path(L, 2), &err))
+        return lr_lua_fail(L, &err);
     lua_pushboolean(L, 1);
     return 1;
 }
@@ -530,7 +531,7 @@ static int engine_seq(lua_State *L)
 static int engine_restore(lua_State *L)
 {
     lr_engine_ud *u = lr_lua_check_engine(L, 1);
-    const char *path = luaL_checkstring(L, 2);
+    const char *path = lr_lua_check_path(L, 2);
     lr_error err;
     lua_settop(L, 3);
     lr_seq_config c = seq_config(L, 3);
@@ -679,7 +680,7 @@ static int seq_save(lua_State *L)
 {
     lr_seq_ud *u = lr_lua_check_seq(L, 1);
     lr_error err;
-    return done(L, lr_seq_save(u->s, luaL_checkstring(L, 2), &err), &err);
+    return done(L, lr_seq_save(u->s, lr_lua_check_path(L, 2), &err), &err);
 }
 
 void lr_lua_open_engine(lua_State *L)

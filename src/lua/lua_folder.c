@@ -43,7 +43,7 @@ static int folder_new(lua_State *L)
 static int folder_open(lua_State *L)
 {
     lr_error err;
-    if (lr_folder_open(check_folder(L, 1), luaL_checkstring(L, 2), &err)) return lr_lua_fail(L, &err);
+    if (lr_folder_open(check_folder(L, 1), lr_lua_check_path(L, 2), &err)) return lr_lua_fail(L, &err);
     lua_pushboolean(L, true);
     return 1;
 }

@@ -41,7 +41,7 @@ lr_gguf *lr_lua_check_gguf(lua_State *L, int idx)
 static int gguf_open(lua_State *L)
 {
     lr_error err;
-    const char *path = luaL_checkstring(L, 1);
+    const char *path = lr_lua_check_path(L, 1);
     gguf_ud *u = lua_newuserdatauv(L, sizeof *u, 0);
     u->g = NULL;
     luaL_setmetatable(L, GGUF);

@@ -60,6 +60,9 @@ void lr_lua_class(lua_State *L, const char *name, const luaL_Reg *methods, lua_C
 /* As luaL_checkudata, and the pointer at the start of the userdata must not be NULL: "<what> is closed" otherwise. */
 void *lr_lua_check_open(lua_State *L, int idx, const char *name, const char *what);
 
+/* A path at idx: as luaL_checkstring, and raises if it holds a zero byte, before which the system would end it. */
+const char *lr_lua_check_path(lua_State *L, int idx);
+
 /* Token ids from the list at idx, into a new userdata on the top of the stack (so that an error frees it). Each must be
  * an integer in 0..n_vocab-1; the error names the place in the list. */
 const int32_t *lr_lua_check_ids(lua_State *L, int idx, int64_t n_vocab, size_t *n);

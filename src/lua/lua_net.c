@@ -250,7 +250,7 @@ static bool answers(const struct sockaddr_un *a)
  * on any more is replaced. */
 static int core_local_listen(lua_State *L)
 {
-    const char *path = luaL_checkstring(L, 1);
+    const char *path = lr_lua_check_path(L, 1);
     struct sockaddr_un a;
     struct stat st;
     if (!local_address(path, &a)) return too_long(L, path);
@@ -291,7 +291,7 @@ static int listener_accept(lua_State *L)
 /* local_connect(path) -> a connected socket; nil, text, code */
 static int core_local_connect(lua_State *L)
 {
-    const char *path = luaL_checkstring(L, 1);
+    const char *path = lr_lua_check_path(L, 1);
     struct sockaddr_un a;
     if (!local_address(path, &a)) return too_long(L, path);
     fd_ud *u = new_fd(L, SOCKET);

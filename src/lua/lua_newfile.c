@@ -27,7 +27,7 @@ static int newfile_close(lua_State *L)
 /* newfile(path) -> a file that is not there yet; nil, text, code */
 static int core_newfile(lua_State *L)
 {
-    const char *path = luaL_checkstring(L, 1);
+    const char *path = lr_lua_check_path(L, 1);
     newfile_ud *u = lua_newuserdatauv(L, sizeof *u, 0);
     *u = (newfile_ud){.file = {.fd = -1}};
     luaL_setmetatable(L, NEWFILE);

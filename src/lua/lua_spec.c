@@ -307,7 +307,7 @@ int lr_lua_engine_set_draft(lua_State *L)
 int lr_lua_engine_set_eagle(lua_State *L)
 {
     lr_engine *e = lr_lua_check_engine(L, 1)->e;
-    const char *path = luaL_checkstring(L, 2);
+    const char *path = lr_lua_check_path(L, 2);
     lr_error err;
     lr_eagle_config c = {.n_heads = lr_lua_opt_i32(L, 3, "heads", 0),
                          .n_kv_heads = lr_lua_opt_i32(L, 3, "kv_heads", 0),
@@ -333,7 +333,7 @@ int lr_lua_engine_set_eagle(lua_State *L)
 int lr_lua_engine_set_heads(lua_State *L)
 {
     lr_error err;
-    if (lr_engine_set_heads(lr_lua_check_engine(L, 1)->e, luaL_checkstring(L, 2), &err)) return lr_lua_fail(L, &err);
+    if (lr_engine_set_heads(lr_lua_check_engine(L, 1)->e, lr_lua_check_path(L, 2), &err)) return lr_lua_fail(L, &err);
     lua_pushboolean(L, 1);
     return 1;
 }

@@ -84,6 +84,14 @@ void *lr_lua_check_open(lua_State *L, int idx, const char *name, const char *wha
     return ud;
 }
 
+const char *lr_lua_check_path(lua_State *L, int idx)
+{
+    size_t n;
+    const char *path = luaL_checklstring(L, idx, &n);
+    luaL_argcheck(L, strlen(path) == n, idx, "a path without zero bytes expected");
+    return path;
+}
+
 const int32_t *lr_lua_check_ids(lua_State *L, int idx, int64_t n_vocab, size_t *n)
 {
     idx = lua_absindex(L, idx);

@@ -173,7 +173,7 @@ static int sys_cpus(lua_State *L)
  * isn't there */
 static int sys_stat(lua_State *L)
 {
-    const char *path = luaL_checkstring(L, 1);
+    const char *path = lr_lua_check_path(L, 1);
     struct stat st;
     if (stat(path, &st) != 0) return fail_errno(L, path);
     lua_pushstring(L, S_ISREG(st.st_mode) ? "file" : S_ISDIR(st.st_mode) ? "folder" : "other");
@@ -193,7 +193,7 @@ static int dir_close(lua_State *L)
 /* list(folder) -> names in it, sorted; nil, text, code */
 static int sys_list(lua_State *L)
 {
-    const char *path = luaL_checkstring(L, 1);
+    const char *path = lr_lua_check_path(L, 1);
     lua_newtable(L);
     DIR **d = lua_newuserdatauv(L, sizeof *d, 0);
     *d = NULL;
@@ -229,7 +229,7 @@ static int sys_executable(lua_State *L)
 /* mkdir(path): true if it is there afterwards; nil, text, code */
 static int sys_mkdir(lua_State *L)
 {
-    const char *path = luaL_checkstring(L, 1);
+    const char *path = lr_lua_check_path(L, 1);
     if (mkdir(path, 0777) != 0 && errno != EEXIST) return fail_errno(L, path);
     lua_pushboolean(L, 1);
     return 1;
@@ -254,7 +254,7 @@ static int private_close(lua_State *L)
 /* private_file(path) -> an empty file that only its owner can read; nil, text, code */
 static int sys_private_file(lua_State *L)
 {
-    const char *path = luaL_checkstring(L, 1);
+    const char *path = lr_lua_check_path(L, 1);
     struct stat st;
     private_file *f = lua_newuserdatauv(L, sizeof *f, 0);
     f->fd = -1;
@@ -287,7 +287,7 @@ static int private_write(lua_State *L)
  * into it; nil, text, code */
 static int sys_private_folder(lua_State *L)
 {
-    const char *path = luaL_checkstring(L, 1);
+    const char *path = lr_lua_check_path(L, 1);
     struct stat st;
     if (mkdir(path, 0700) != 0 && errno != EEXIST) return fail_errno(L, path);
     if (lstat(path, &st) != 0) return fail_errno(L, path);

@@ -39,7 +39,7 @@ static writer_ud *check_writer(lua_State *L) { return lr_lua_check_open(L, 1, WR
 static int writer_new(lua_State *L)
 {
     lr_error err;
-    const char *path = luaL_checkstring(L, 1);
+    const char *path = lr_lua_check_path(L, 1);
     int threads = (int)luaL_optinteger(L, 2, 0);
     luaL_argcheck(L, threads >= 0 && threads <= 256, 2, "0 to 256 threads");
     writer_ud *u = lua_newuserdatauv(L, sizeof *u, 0);

@@ -576,5 +576,29 @@ describe("scores and saving", function()
         raises("model:restore: ", m.restore, m, path)
         os.remove(path)
         raises("model:restore: ", m.restore, m, "/no/such/file")
+        for _, call in ipairs { "save", "restore" } do
+            raises("a path without zero bytes expected", call == "save" and s.save or m.restore, call == "save" and s or m,
+                path .. "\0x")
+            assert.is_nil(io.open(path))
+        end
+    end)
+
+    it("goes on with a chat that was saved, given its messages", function()
+        local m <close> = teller { "X" }
+        local s <close> = m:session()
+        s:system "Be brief."
+        s:user "one"
+        s:gen { temperature = 0 }
+        local path <close> = setmetatable({ os.tmpname() }, { __close = function(p) os.remove(p[1]) end })
+        s:save(path[1])
+        local t <close> = m:restore(path[1])
+        t.messages = table.move(s.messages, 1, #s.messages, 1, {})
+        for _, x in ipairs { s, t } do
+            m.again()
+            x:user "two"
+            assert.equal("X", x:gen({ temperature = 0 }).text)
+        end
+        assert.equal(s.text, t.text)
+        assert.same(s.messages, t.messages)
     end)
 end)
