@@ -194,8 +194,9 @@ function M.load(call, model, path, opts)
     local ok, parts = pcall(read, path, model.source)
     if not ok then
         local e = parts
-        errors.raise(call, ("%s: %s"):format(path, type(e) == "table" and e.message or tostring(e)),
-            type(e) == "table" and e.code or nil)
+        local text = type(e) == "table" and e.message or tostring(e)
+        if text:sub(1, #path + 1) ~= path .. ":" then text = path .. ": " .. text end
+        errors.raise(call, text, type(e) == "table" and e.code or nil)
     end
     local rank = 0
     for _, p in ipairs(parts) do

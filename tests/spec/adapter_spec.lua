@@ -209,6 +209,18 @@ describe("an adapter", function()
         assert.same(plain, run { method = "early_exit", layers = 1 })
     end)
 
+    it("names a file that can't be read once", function()
+        local m <close> = load "llama"
+        for file, text in pairs {
+            ["/no/such"] = "/no/such: cannot open", ["README.md"] = "README.md: is not a GGUF file",
+            lua = "lua: adapter_config.json",
+        } do
+            local ok, err = pcall(m.adapter, m, file)
+            assert.is_false(ok)
+            assert.matches("model:adapter: " .. text, tostring(err), 1, true)
+        end
+    end)
+
     it("stays with its sessions and forks when it is closed, and is needed to restore them", function()
         local m <close>, whole = load "llama"
         local a = m:adapter(write_peft("peft", support.case "lora_llama"))

@@ -553,6 +553,12 @@ describe("llmrun COMMAND", function()
         assert.equal(2, (select(3, sh("$L"))))
     end)
 
+    it("says that a model is no program", function()
+        with_script("GGUF\3\0\0\0", function(path)
+            refused(path, path .. " is a model, not a program; llmrun run -m " .. path .. " -p TEXT asks it", 1)
+        end)
+    end)
+
     it("says before all the work that a file can't be written", function()
         for command, text in pairs {
             ["imatrix -f README.md -m /no/such/model -o /no/such/folder/x"] = "/no/such/folder/x: cannot create",

@@ -45,6 +45,11 @@ local function status_of(how, value)
     return 1
 end
 
+local function is_model(path)
+    local f <close> = io.open(path, "rb")
+    return f and f:read(4) == "GGUF"
+end
+
 local function run_program(path, argv, first, flags)
     local chunk, err
     local record = require "llmrun.record"
@@ -58,6 +63,10 @@ local function run_program(path, argv, first, flags)
     else
         local folder = path:match("^(.*)/[^/]*$") or "."
         package.path = folder .. "/?.lua;" .. folder .. "/?/init.lua;" .. package.path
+        if core.stat(path) == "file" and is_model(path) then
+            io.stderr:write("llmrun: ", path, " is a model, not a program; llmrun run -m ", path, " -p TEXT asks it\n")
+            return 1
+        end
         chunk, err = loadfile(path, "t")
     end
     if not chunk then
