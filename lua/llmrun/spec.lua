@@ -64,7 +64,6 @@ local function normal(call, what, known)
     return what
 end
 
---- The draft model, and the bytes of its file (nil: it has none).
 local function open_draft(call, draft, o, model)
     if type(draft) == "table" and draft.next then
         return (require("llmrun.scripted").core(call,
@@ -77,11 +76,10 @@ local function open_draft(call, draft, o, model)
     end
     if type(name) ~= "string" then errors.raise(call, "speculate.draft: a model's name or file expected") end
     local path = errors.check(call, require("llmrun.catalog").find(name))
-    local core_model, info = errors.check(call, require("llmrun.loader").open_here(path, {
+    return (errors.check(call, require("llmrun.loader").open_here(path, {
         device = o.device, isa = o.isa, compute = o.compute,
         threads = type(draft) == "table" and draft.threads or o.threads,
-    }))
-    return core_model, info.bytes
+    })))
 end
 
 --- What the config.json of an EAGLE head says of its layers.
@@ -156,10 +154,8 @@ function M.for_model(call, model, o)
     end
     s.method = s.method or "draft"
     local kv = type(s.draft) == "table" and s.draft.kv or {}
-    local draft, bytes = open_draft(call, s.draft, o, model)
-    errors.check(call, model.engine:set_draft(draft, {
-        kv_blocks = kv.blocks, context = o.ctx, share = bytes and model.info.bytes and bytes / model.info.bytes or nil,
-    }))
+    local draft = open_draft(call, s.draft, o, model)
+    errors.check(call, model.engine:set_draft(draft, { kv_blocks = kv.blocks, context = o.ctx }))
 end
 
 local MAX_TENANTS = 64

@@ -104,9 +104,8 @@ int lr_engine_set_draft(lr_engine *e, lr_model *m, const lr_draft_config *cfg, l
     if (rc) return rc;
     fill_draft(e, &c);
     rc = make_row(e, err);
-    if (!rc) rc = lr_draft_new(&e->spec->draft, m, &c, err);
-    if (!rc) e->spec->pace.share = c.share;
-    return rc;
+    if (rc) return rc;
+    return lr_draft_new(&e->spec->draft, m, &c, err);
 }
 
 int lr_engine_set_eagle(lr_engine *e, const char *path, const lr_eagle_config *eagle, const lr_draft_config *cfg,
@@ -183,7 +182,7 @@ double lr_engine_drafting(const lr_engine *e) { return e->spec ? e->spec->draft_
 
 void lr_engine_pace_forget(lr_engine *e)
 {
-    if (e->spec) e->spec->pace = (lr_pace){.share = e->spec->pace.share};
+    if (e->spec) e->spec->pace = (lr_pace){0};
 }
 
 int lr_spec__begin(lr_request *r, const lr_spec_params *p, lr_error *err)
@@ -408,7 +407,7 @@ static void consider(lr_engine *e, lr_request *r)
                               .method = c->method,
                               .match = match,
                               .most = c->method == LR_SPEC_HEADS ? heads_places(e, k) : k,
-                              .remaining = r->info.max_tokens - r->info.n_generated,
+                              .remaining = most + 1,
                               .k = it->fixed ? k : 0};
     it->most = k;
     if (c->method == LR_SPEC_DRAFT || c->method == LR_SPEC_EAGLE)
@@ -607,7 +606,7 @@ void lr_spec__saw_forward(lr_engine *e, const lr_batch *b, double seconds)
 {
     struct lr_spec_state *st = e->spec;
     lr_request *owner = NULL;
-    int drafts = 0, with = 0;
+    int drafts = 0;
     if (!st) return;
     st->made = (lr_pace_step){.rows = b->n_rows,
                               .pure = b->n_rows == b->n_out,
@@ -621,10 +620,8 @@ void lr_spec__saw_forward(lr_engine *e, const lr_batch *b, double seconds)
         int k = lr_spec__n(owner);
         if (k) owner->info.spec.verify_time += seconds * b->seqs[i].n / b->n_rows;
         drafts += r ? k : 0;
-        with += r && k > 0;
     }
     st->made.drafts = drafts;
-    st->made.with = with;
     if (drafts == 0) return;
     lr_hist__add_T(&e->metrics.spec_draft, st->draft_time);
     lr_hist__add_T(&e->metrics.spec_verify, seconds);

@@ -7,20 +7,18 @@
  * drafts pay, one step in 4 to 32 is made without, and one whenever three in a row took other times than was thought.
  *
  * The account of a size of batches and a way to draft counts plain steps. A step with drafts is charged what it took
- * beyond a plain one and paid a plain step's share for each token that came of them, less where only some of a batch's
- * requests had drafts. The first account of a way begins with a little; each gets 1 % of the time of each step that
- * could have drafts, and keeps only so much of what drafts gain. When it is empty there are none, whatever seems to
- * pay, and drafts are not longer than it can bear. So in all drafts can cost what it began with, that 1 %, and a step's
- * drafts; and what one way gains is not for another to lose. What a draft model must catch up with before its first
- * draft (a prompt) is paid from what drafts gained beyond that, or charged as well, but lent: it does not stop the
- * drafts that it was paid for at once. The very first prompt of a way is lent whole where few requests wait for it.
+ * beyond a plain one and paid a plain step's share for each token that came of them. The first account of a way begins
+ * with a little; each gets 1 % of the time of each step that could have drafts, and keeps only so much of what drafts
+ * gain. When it is empty there are none, whatever seems to pay, and drafts are not longer than it can bear. So in all
+ * drafts can cost what it began with, that 1 %, and a step's drafts; and what one way gains is not for another to lose.
+ * What a draft model must catch up with before its first draft (a prompt) is paid from what drafts gained beyond that,
+ * or charged as well, but lent: it does not stop the drafts that it was paid for at once.
  */
 #include "spec/pace_int.h"
 #include <math.h>
 #include <string.h>
 
 enum { PLAIN_FIRST = 4, PLAIN_EVERY = 32, STALE = 4096, WRITTEN_OFF = 64 };
-enum { WARM = 4 };      /* passes after which their times are believed */
 enum { MANY = 16 };     /* passes of so many rows tell what a row of a prompt takes */
 #define REFILL     0.01 /* of the time of steps */
 #define FILLED     12.0 /* plain steps that the account of single requests holds; larger batches' less */
@@ -31,8 +29,6 @@ enum { MANY = 16 };     /* passes of so many rows tell what a row of a prompt ta
 #define MIXED_MORE 1.15 /* a step with logits for each row, next to one with prompts */
 
 /* ---- times ---- */
-
-static double within(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
 
 /* The second least of all that are kept, the least of a few. */
 static double least_of(const struct lr_pace_time *p)
@@ -112,20 +108,16 @@ double lr_pace__drafted_time(const lr_pace *p, int rows) { return time_of(p, p->
 
 double lr_pace__dearer(const lr_pace *p) { return exp(p->dearer); }
 
-/* A pass before one was seen, as a part of a step: what is read for it. */
-static double first_guess(const lr_pace *p, lr_spec_method m)
+/* A pass before one was seen, as a part of a step. */
+static double first_guess(lr_spec_method m)
 {
-    if (m == LR_SPEC_DRAFT) return p->share > 0 ? within(p->share, 0.05, 1) : 0.35;
-    return m == LR_SPEC_HEADS || m == LR_SPEC_EAGLE ? 0.2 : 0.5;
+    return m == LR_SPEC_DRAFT ? 0.35 : m == LR_SPEC_HEADS || m == LR_SPEC_EAGLE ? 0.2 : 0.5;
 }
 
-/* The first passes find nothing in the caches and memory not mapped yet: until there were WARM of them, they are not
- * thought to take longer than what is read for them. */
 double lr_pace_pass_time(const lr_pace *p, lr_spec_method m, int rows)
 {
-    double t = time_of(p, p->pass[m], NULL, NULL, rows), guess = first_guess(p, m) * lr_pace_step_time(p, rows);
-    bool cold = p->passes[m] < WARM;
-    return t > 0 && !(cold && guess > 0 && guess < t) ? t : guess;
+    double t = time_of(p, p->pass[m], NULL, NULL, rows);
+    return t > 0 ? t : first_guess(m) * lr_pace_step_time(p, rows);
 }
 
 double lr_pace__row_time(const lr_pace *p, lr_spec_method m)
@@ -134,13 +126,13 @@ double lr_pace__row_time(const lr_pace *p, lr_spec_method m)
     while (r >= MANY && !known(&p->pass[m][r], p->now, 1)) r--;
     if (r >= MANY) return p->pass[m][r].t / r;
     for (r = LR_PACE_ROWS; r > 0 && !known(&p->mixed[r], p->now, 1);) r--;
-    return r > 0 ? first_guess(p, m) * p->mixed[r].t / r : lr_pace_pass_time(p, m, LR_PACE_ROWS) / LR_PACE_ROWS;
+    return r > 0 ? first_guess(m) * MIXED_MORE * p->mixed[r].t / r
+                 : lr_pace_pass_time(p, m, LR_PACE_ROWS) / LR_PACE_ROWS;
 }
 
 void lr_pace_saw_pass(lr_pace *p, lr_spec_method m, int rows, int drafts, double t)
 {
     if (rows < 1 || !(t > 0)) return;
-    p->passes[m] += p->passes[m] < WARM && rows == drafts;
     double part = rows > LR_PACE_ROWS ? (double)rows / LR_PACE_ROWS : 1;
     int at = rows > LR_PACE_ROWS ? LR_PACE_ROWS : rows;
     bool sure = p->pass[m][at].n >= 3;
@@ -154,6 +146,8 @@ void lr_pace_saw_pass(lr_pace *p, lr_spec_method m, int rows, int drafts, double
 }
 
 /* ---- steps with drafts next to steps without ---- */
+
+static double within(double x, double low, double high) { return x < low ? low : x > high ? high : x; }
 
 /* A step took `by` times what was thought. If one of the other kind was made just before, both had the same machine;
  * the middle one of three such pairs counts. */
@@ -261,24 +255,12 @@ static double learn_times(lr_pace *p, const lr_pace_step *s, double plain)
     return (sure ? thought * dearer : took) - plain;
 }
 
-/* A request that is ahead of the others ends sooner. If others follow it, that is worth its part of a step; if not, the
- * steps that are left without it must be made all the same, and only its row is saved, which may cost nothing. Which of
- * the two is to come is not known; as drafts must not cost, it is taken for what is nearer to the second. */
-double lr_pace__worth(const lr_pace *p, int requests, int with)
-{
-    double all = lr_pace_step_time(p, requests);
-    if (with < 1 || with >= requests || all <= 0) return 1;
-    double row = (1 - lr_pace_step_time(p, requests - with) / all) * requests / with;
-    return 0.25 + 0.75 * within(row, 0, 1);
-}
-
 /* What a step lost and gained, in the account of its batch. */
 static void book(lr_pace *p, const lr_pace_step *s, double lost)
 {
     struct lr_pace_account *a = lr_pace__account(p, s->generating);
     double one = lr_pace_step_time(p, s->generating), behind = p->caught_up / one;
-    double gained = (double)s->more / s->generating * lr_pace__worth(p, s->generating, s->with);
-    a->credit += (REFILL * (s->seconds + s->drafting) - lost) / one + gained;
+    a->credit += (REFILL * (s->seconds + s->drafting) - lost) / one + (double)s->more / s->generating;
     double paid = behind < a->saved ? behind : a->saved;
     a->saved -= paid;
     a->credit += paid;

@@ -27,9 +27,6 @@ static const double PRIOR[LR_SPEC_METHODS][LR_PACE_CLASSES] = {{0, 0, 0},       
 #define GO_ON 1.02
 #define DARED 0.7  /* of what drafts are known to take, where that is doubted */
 #define HOPED 0.02 /* of a step: a row, as long as nothing is known */
-/* Plain steps that a draft model's first prompt may take, and the requests that may wait for it. */
-#define FIRST_LOAN 24
-#define FEW        3
 
 /* ---- chances ---- */
 
@@ -136,13 +133,12 @@ static double rate(const choice *c, double h)
     const lr_pace_item *items = c->items;
     int n = c->n;
     int drafts = 0, depth[LR_SPEC_METHODS][LR_SPEC_MAX + 1] = {0};
-    double tokens = 0, cost, sum, extra = 0;
-    int with = 0;
+    double tokens = c->others + n, cost, sum;
+    double extra = 0;
     for (int i = 0; i < n; i++) {
         int k = places(&items[i], c->a[i], h, &sum);
         tokens += sum;
         drafts += k;
-        with += k > 0;
         lr_spec_method m = items[i].method;
         if (m == LR_SPEC_HEADS) depth[m][0] += k > 0; /* one pass has all places */
         if (!lr_spec_has_passes(m) || k == 0) continue;
@@ -153,7 +149,6 @@ static double rate(const choice *c, double h)
         }
     }
     if (drafts > c->room) return -1;
-    tokens = c->others + n + tokens * lr_pace__worth(p, c->others + n, with);
     cost = drafts ? step_time(c, drafts) + extra : lr_pace_step_time(p, c->rows);
     for (int m = 0; m < LR_SPEC_METHODS; m++)
         for (int j = 0; j < LR_SPEC_MAX && depth[m][j]; j++) cost += lr_pace_pass_time(p, m, depth[m][j]);
@@ -234,15 +229,6 @@ static void share_out(const choice *c, double *a, double most)
     for (int i = m; i < c->n; i++) a[(i + (int)(c->p->now % (uint32_t)c->n)) % c->n] = 0;
 }
 
-/* In a small batch a trial is none for prompts: what a draft model must catch up with there makes others wait longer
- * than a few drafts save. */
-static void spare_prompts(const choice *c, double *a)
-{
-    int requests = c->n + c->others;
-    for (int i = 0; i < c->n && requests > 1 && requests <= FEW; i++)
-        if (c->items[i].behind > BEHIND) a[i] = 0;
-}
-
 /* If the account is well filled, what does not seem to pay is tried again after a while, for some steps: times may be
  * known wrongly, or not at all. */
 static double explore(choice *c, double *a, struct lr_pace_account *account, double *best)
@@ -258,7 +244,6 @@ static double explore(choice *c, double *a, struct lr_pace_account *account, dou
     }
     account->trying--;
     share_out(c, a, account->credit);
-    spare_prompts(c, a);
     c->hope = true;
     h = best_bar(c, best);
     c->hope = false;
@@ -284,35 +269,18 @@ static int affordable(const choice *c, double most)
     return k;
 }
 
-/* What part of a plain step's time each token of a request saves when it has drafts and nothing to catch up with. */
-static double saving(const choice *all, const lr_pace_item *it)
-{
-    lr_pace_item one = *it;
-    double a = lr_pace_odds_of(all->p, it->odds, it->method, it->match), plain, best;
-    choice c = {.p = all->p, .items = &one, .a = &a, .n = 1, .rows = 1, .room = all->room};
-    one.behind = 0;
-    best = plain = rate(&c, 2);
-    best_bar(&c, &best);
-    return 1 - plain / best;
-}
-
 /* What drafts must catch up with first, as far as that can be paid: the others have none. Half of what an account holds
- * is lent where it is known how often drafts of that kind are right. Where nothing is known of it yet, and only a few
- * requests would wait, the first prompt is lent, once: a draft model that is given is thought to be a good one. */
+ * is lent where it is known how often drafts of that kind are right. */
 static void pay_ahead(const choice *c, double *a, const struct lr_pace_account *account)
 {
     double most = account->credit > 0 ? account->credit + account->saved : 0;
-    bool lends = account->credit > 0, few = c->n + c->others <= FEW;
+    bool lends = account->credit > 0;
     for (int i = 0; i < c->n; i++) {
         const lr_pace_item *it = &c->items[i];
-        if (it->behind <= BEHIND || it->behind <= it->odds->begun) continue;
+        if (it->behind <= BEHIND) continue;
         double t = lr_pace__row_time(c->p, it->method) * it->behind / c->one;
-        float tried = c->p->all.at[it->method][class_of(it->match)].tried;
-        double lent = tried >= SURE ? account->most / 2 : few && !(tried > 0) ? FIRST_LOAN : 0;
-        /* beside a prompt all seems to pay: a token of a long step costs little, but it saves a short one; and what is
-         * lent is not lent on hope */
-        bool beside = c->rows > c->n + c->others;
-        if (t > most + (lends ? lent : 0) || ((beside || t > most) && t > it->remaining * saving(c, it)))
+        bool sure = c->p->all.at[it->method][class_of(it->match)].tried >= SURE;
+        if (t > most + (lends && sure ? account->most / 2 : 0))
             a[i] = 0;
         else
             most -= t;
@@ -357,7 +325,6 @@ void lr_pace_choose(lr_pace *p, lr_pace_item *items, int n, int rows, int others
         items[i].k = places(&items[i], a[i], h, &sum);
         items[i].bar = 0;
         items[i].least = h;
-        items[i].odds->begun = items[i].k > 0 && items[i].behind > BEHIND ? items[i].behind : 0;
         if (items[i].k > 0 && (lr_spec_has_passes(items[i].method) || items[i].method == LR_SPEC_HEADS)) {
             items[i].k = items[i].most; /* it knows how sure it is, token by token */
             items[i].bar = marginal(p, items[i].method, rows + n, models[items[i].method]) * best;

@@ -13,8 +13,6 @@ double lr_pace__worst_time(const lr_pace *, int rows);
 bool lr_pace__has_seen(const lr_pace *, int rows);
 /* How much longer drafts, passes and steps, take than the times that are known of them, next to plain steps. */
 double lr_pace__dearer(const lr_pace *);
-/* What a token of a draft is worth where so many of the requests have drafts, as a part of one where all have. */
-double lr_pace__worth(const lr_pace *, int requests, int with);
 /* The account of batches of so many requests. */
 struct lr_pace_account *lr_pace__account(lr_pace *, int requests);
 /* Whether this step is to be one without drafts, because it must be known what such a step takes. */

@@ -129,7 +129,6 @@ typedef struct lr_draft_config {
     int max_rows, max_seqs;             /* rows a pass, sequences at once */
     int context;                        /* longest sequence; 0 = the model's */
     int common;                         /* ids that may be drafted, of lr_spec_check_vocab */
-    double share;                       /* its weights, as a part of the model's; 0 = not known */
     bool features;                      /* rows need the target's features as well (model/eagle.h) */
     double (*now)(void *user);          /* clock in seconds; NULL = monotonic time */
     void *now_user;
@@ -200,7 +199,6 @@ typedef struct lr_pace_odds {
     } at[LR_SPEC_METHODS][LR_PACE_CLASSES], side[LR_SPEC_METHODS]; /* side: of branches, where the first was wrong */
     uint32_t idle;                                                 /* steps since the request's last draft */
     uint32_t wait; /* steps until one is tried although it does not seem to pay */
-    int begun;     /* rows to catch up with that were paid for, when they were last run; 0 = all of them were */
 } lr_pace_odds;
 
 /* Times by number of rows, the odds of all requests (those of a new one, until it has its own), and what drafts have
@@ -212,9 +210,7 @@ typedef struct lr_pace {
         uint32_t n, at;           /* how often seen, and at which step last */
     } step[LR_PACE_ROWS + 1], drafted[LR_PACE_ROWS + 1], mixed[LR_PACE_ROWS + 1];
     struct lr_pace_time pass[LR_SPEC_METHODS][LR_PACE_ROWS + 1];
-    int passes[LR_SPEC_METHODS]; /* seen, with nothing to catch up with; a few are counted */
-    double share;                /* a draft model's weights, as a part of the model's; 0 = not known */
-    uint32_t now;                /* steps seen in all */
+    uint32_t now; /* steps seen in all */
     lr_pace_odds all;
     /* in account.c */
     double dearer; /* drafts take exp(dearer) times what is known of them, next to plain steps */
@@ -243,7 +239,6 @@ typedef struct lr_pace {
 typedef struct lr_pace_step {
     int rows, drafts; /* rows of the batch; those of drafts among them */
     int generating;   /* requests that had a token */
-    int with;         /* those of them that had drafts */
     int more;         /* tokens taken of drafts */
     bool pure;        /* each row had logits */
     bool open;        /* drafts could be made, and none was asked for by number */

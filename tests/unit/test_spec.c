@@ -2,7 +2,6 @@
 #include "engine_fixture.h"
 #include "engine/speculate_int.h"
 #include "sample/sample.h"
-#include "spec/pace_int.h"
 
 /* ---- n-grams and suffixes ---- */
 
@@ -394,22 +393,6 @@ static void test_pace_gives_up(void **state)
         if (it.k) lr_pace_learn(&p, &odds, LR_SPEC_NGRAM, 8, 1, 0);
     }
     assert_true(drafted > 0 && drafted < 120);
-}
-
-/* A token of one request is worth a quarter of its part of a step where the others' rows take as long without it, all
- * of it where each row takes its time, or where all are ahead. */
-static void test_pace_worth(void **state)
-{
-    lr_pace flat = {0}, dear = {0};
-    for (int i = 0; i < 20; i++)
-        for (int r = 1; r <= 4; r++) {
-            lr_pace_saw_step(&flat, r, 0.030);
-            lr_pace_saw_step(&dear, r, 0.030 * r);
-        }
-    assert_true(fabs(lr_pace__worth(&flat, 4, 1) - 0.25) < 1e-6 && fabs(lr_pace__worth(&flat, 4, 3) - 0.25) < 1e-6);
-    assert_true(fabs(lr_pace__worth(&dear, 4, 1) - 1) < 1e-6);
-    assert_true(lr_pace__worth(&flat, 4, 4) == 1 && lr_pace__worth(&flat, 1, 1) == 1);
-    assert_true(lr_pace__worth(&(lr_pace){0}, 4, 1) == 1); /* nothing is known */
 }
 
 /* ---- whole engines ---- */
@@ -831,23 +814,14 @@ static void test_beginnings(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tree),
-        cmocka_unit_test(test_tree_of_guesses),
-        cmocka_unit_test(test_ngram),
-        cmocka_unit_test(test_suffix),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_judge),
-        cmocka_unit_test(test_vocab),
-        cmocka_unit_test(test_judge_extremes),
-        cmocka_unit_test(test_pace),
-        cmocka_unit_test(test_trouble),
-        cmocka_unit_test(test_identity),
-        cmocka_unit_test(test_pace_gives_up),
-        cmocka_unit_test(test_same_text),
-        cmocka_unit_test(test_distribution),
-        cmocka_unit_test(test_beginnings),
-        cmocka_unit_test(test_pace_worth),
-        cmocka_unit_test(test_branches_counted),
+        cmocka_unit_test(test_tree),       cmocka_unit_test(test_tree_of_guesses),
+        cmocka_unit_test(test_ngram),      cmocka_unit_test(test_suffix),
+        cmocka_unit_test(test_memory),     cmocka_unit_test(test_judge),
+        cmocka_unit_test(test_vocab),      cmocka_unit_test(test_judge_extremes),
+        cmocka_unit_test(test_pace),       cmocka_unit_test(test_trouble),
+        cmocka_unit_test(test_identity),   cmocka_unit_test(test_pace_gives_up),
+        cmocka_unit_test(test_same_text),  cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_beginnings), cmocka_unit_test(test_branches_counted),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
