@@ -1,6 +1,6 @@
 --- What a request wants its answer to look like: response_format, the guided_* and structured_outputs fields of vLLM,
---- regex, json_schema and ebnf of SGLang, and tools that must be called. It is kept exactly, or refused: never left
---- aside.
+--- regex, json_schema and ebnf of SGLang, grammar and json_schema of llama.cpp, and tools that must be called. It is
+--- kept exactly, or refused: never left aside.
 
 local constrain = require "llmrun.constrain"
 local fields = require "llmrun.openai.fields"
@@ -97,8 +97,10 @@ function M.read(r, model, o)
     if so then read_guided(fields.reader(so, "structured_outputs."), o, "", "structured_outputs.") end
     local v = r:text("regex", 1 << 20)
     if v then set(o, "regex", "regex", v) end
-    v = r:text("ebnf", MAX_GRAMMAR)
-    if v then set(o, "ebnf", "grammar", v) end
+    for _, name in ipairs { "ebnf", "grammar" } do
+        v = r:text(name, MAX_GRAMMAR)
+        if v then set(o, name, "grammar", v) end
+    end
     v = r:get "json_schema"
     if v ~= nil then set(o, "json_schema", "json", schema_of("json_schema", v)) end
     if o.constraint then put(o, model) end
