@@ -121,7 +121,7 @@ INLINE void rows_prepare(const lr_form f, const int nr, const lr_qact *qa, size_
         for (int i = 0; i < nb; i++) {
             const int a = qa->sum16[2 * (at + (size_t)i)], c = qa->sum16[2 * (at + (size_t)i) + 1];
             o->sx[r][i] = qa->scale[at + (size_t)i];
-            o->xs[r][i] = o->sx[r][i] * (float)(a + c);
+            o->xs[r][i] = qa->xs[at + (size_t)i];
             o->pair[r][i] = (int32_t)((uint32_t)(uint16_t)a | (uint32_t)(uint16_t)c << 16);
             o->init[r][0][i] = -zero * (f.sub == 32 ? a + c : a);
             o->init[r][1][i] = -zero * c;

@@ -25,13 +25,12 @@ INLINE void tile(const lr_form f, const int zero, const int ns, const int nr, co
         __m512i i0[2][TILE32], i1[2][TILE32];
         const size_t at = (size_t)(c + b) * 32;
 #pragma GCC unroll 8
-        for (int r = 0; r < nr; r++) {
+        for (int r = 0; r < nr; r++)
 #pragma GCC unroll 2
             for (int s = 0; s < ns; s++) {
                 i0[s][r] = f.min ? _mm512_setzero_si512() : _mm512_set1_epi32(st.of[r][0][b]);
                 i1[s][r] = f.min || f.sub == 32 ? _mm512_setzero_si512() : _mm512_set1_epi32(st.of[r][1][b]);
             }
-        }
 #pragma GCC unroll 8
         for (int g = 0; g < 8; g++)
 #pragma GCC unroll 8

@@ -160,12 +160,11 @@ end
 
 --- A row of the table: its rounds, and the counts of all.
 local function measure(llm, model, row, o)
-    local rounds, sum, same = {}, nil, true
+    local rounds, sum, same = {}, {}, true
     model.engine:pace_forget()
     for round = 1, o["repeat"] do
         local r = run_round(llm, model, row, o, round)
         rounds[round], same = r, same and r.same
-        sum = sum or {}
         for k, v in pairs(r.sum) do sum[k] = (sum[k] or 0) + v end
     end
     return rounds, sum, same
