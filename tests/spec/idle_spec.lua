@@ -33,6 +33,6 @@ describe("an idle server", function()
             clients[i]:send(head .. body)
         end
         for _, c in ipairs(clients) do c:close() end
-        support.eventually(function() return core.memory() < before + (12 << 20) end, 60)
+        support.eventually(function() return core.memory() < before + (40 << 20) end, 60)
     end)
 end)
