@@ -46,10 +46,15 @@ describe("llm.exec", function()
 
     it("lets everything else go on", function()
         local m <close> = llm.scripted { next = function() return 65 end }
-        local began = core.now()
+        local a, b = os.tmpname(), os.tmpname()
+        local over <close> = setmetatable({}, { __close = function() -- luacheck: ignore 211
+            os.remove(a)
+            os.remove(b)
+        end })
+        local meet = "echo > %s; until [ -s %s ]; do sleep 0.01; done; echo %s"
         local r = llm.all {
-            function() return llm.exec("sleep 0.1; echo a").stdout end,
-            function() return llm.exec("sleep 0.1; echo b").stdout end,
+            function() return llm.exec(meet:format(a, b, "a"), { timeout = 60 }).stdout end, -- each waits for the other
+            function() return llm.exec(meet:format(b, a, "b"), { timeout = 60 }).stdout end,
             function()
                 local s <close> = m:session()
                 s:append "x"
@@ -57,7 +62,6 @@ describe("llm.exec", function()
             end,
         }
         assert.same({ "a\n", "b\n", "AAA" }, r)
-        assert.is_true(core.now() - began < 1)
     end)
 
     it("ends what takes too long, with what it has started", function()
@@ -68,14 +72,14 @@ describe("llm.exec", function()
         local pid = r.stdout:match("^(%d+)\nbegun\n$")
         assert.is_string(pid)
         assert.is_false(alive(pid))
-        assert.is_true(core.now() - began < 5)
+        assert.is_true(core.now() - began < 500)
     end)
 
     it("does not wait for those whom a program leaves behind", function()
-        local r = llm.exec("sleep 1000 & echo $!", { timeout = 10 })
+        local r = llm.exec("sleep 1000 & echo $!", { timeout = 100 })
         assert.equal(0, r.status)
         assert.is_false(r.timed_out)
-        assert.is_true(r.seconds < 3)
+        assert.is_true(r.seconds < 50)
         local pid = r.stdout:match("^(%d+)\n$")
         llm.sleep(0.02)
         assert.is_false(alive(pid))

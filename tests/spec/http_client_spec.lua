@@ -35,12 +35,19 @@ local function listen(handle)
     })
 end
 
+local busy, busiest = 0, 0 -- requests for /slow that are being answered: now, at most
+
 local function echo(method, target, r)
     if target == "/redirect" then return r:answer(302, { Location = "/final" }, "") end
     if target == "/loop" then return r:answer(302, { Location = "/loop" }, "") end
     if target == "/elsewhere" then return r:answer(302, { Location = "file:///etc/hostname" }, "") end
-    if target == "/slow" then llm.sleep(0.1) end
-    if target == "/hang" then llm.sleep(5) end
+    if target == "/slow" then
+        busy = busy + 1
+        busiest = math.max(busiest, busy)
+        llm.sleep(0.1)
+        busy = busy - 1
+    end
+    if target == "/hang" then llm.sleep(500) end
     if target == "/big" then return r:answer(200, {}, ("x"):rep(100000)) end
     if target == "/404" then return r:answer(404, { ["X-Why"] = "gone" }, "nothing here") end
     if target == "/stream" then
@@ -92,7 +99,7 @@ describe("llm.http", function()
     it("many at once, with the engine in between", function()
         local s <close> = listen(echo)
         local m <close> = llm.scripted { next = function() return 65 end }
-        local began, list = core.now(), {}
+        local list = {}
         for i = 1, 20 do list[i] = i end
         local r = llm.map(list, function(i)
             if i == 20 then
@@ -104,7 +111,7 @@ describe("llm.http", function()
         end)
         assert.equal("/slow ", r[1])
         assert.equal("AAAAA", r[20])
-        assert.is_true(core.now() - began < 1.5) -- one after the other they would take 1.9 s
+        assert.is_true(busiest > 1)
     end)
 
     it("is bounded in time and size", function()
@@ -114,7 +121,7 @@ describe("llm.http", function()
         assert.is_nil(r)
         assert.equal("limit", code)
         assert.matches("timed out", err)
-        assert.is_true(core.now() - began < 1)
+        assert.is_true(core.now() - began < 100)
         r, err, code = llm.http.get(s.base .. "/big", { max_bytes = 5000 })
         assert.is_nil(r)
         assert.equal("limit", code)

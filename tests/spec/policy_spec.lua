@@ -434,7 +434,7 @@ describe("a failing hook", function()
             end)
             assert.equal(5, n)
             assert.matches("hook token: .*over the time limit of a hook: 20 ms of processor time", lines[1])
-            assert.is_true(os.clock() - begin < 2)
+            assert.is_true(os.clock() - begin < 20)
             assert.same(reference(l.prompts[l.requests[1]], 5), l.requests[1]:tokens())
         end)
     end
