@@ -64,6 +64,17 @@ local function normal(call, what, known)
     return what
 end
 
+local draft_fields = { model = "string", kv = "table", threads = "integer", shortlist = "integer" }
+
+--- First ids of shortlists (spec.h): 0 in Lua, -1 in C: a draft's logits are computed of all.
+local function shortlist_of(call, n)
+    if not n then return 0 end
+    if math.type(n) ~= "integer" or n < 0 then
+        errors.raise(call, ("speculate.draft.shortlist: a number of tokens expected, got %s"):format(n))
+    end
+    return n == 0 and -1 or math.min(n, 1 << 30)
+end
+
 local function open_draft(call, draft, o, model)
     if type(draft) == "table" and draft.next then
         return (require("llmrun.scripted").core(call,
@@ -71,7 +82,7 @@ local function open_draft(call, draft, o, model)
     end
     local name = draft
     if type(draft) == "table" then
-        options.check(call .. ": speculate.draft", draft, { model = "string", kv = "table", threads = "integer" }, 4)
+        options.check(call .. ": speculate.draft", draft, draft_fields, 4)
         name = draft.model
     end
     if type(name) ~= "string" then errors.raise(call, "speculate.draft: a model's name or file expected") end
@@ -153,9 +164,12 @@ function M.for_model(call, model, o)
         return
     end
     s.method = s.method or "draft"
-    local kv = type(s.draft) == "table" and s.draft.kv or {}
+    local more = type(s.draft) == "table" and s.draft or {}
+    local shortlist = shortlist_of(call, more.shortlist)
     local draft = open_draft(call, s.draft, o, model)
-    errors.check(call, model.engine:set_draft(draft, { kv_blocks = kv.blocks, context = o.ctx }))
+    errors.check(call, model.engine:set_draft(draft, {
+        kv_blocks = more.kv and more.kv.blocks, context = o.ctx, shortlist = shortlist,
+    }))
 end
 
 local MAX_TENANTS = 64

@@ -260,6 +260,8 @@ typedef struct lr_batch_echo {
     const int32_t *table[LR_KV_GROUPS];
 } lr_batch_echo;
 
+#define LR_LISTED 32 /* logits that a bit of a shortlist stands for */
+
 typedef struct lr_batch {
     int n_rows;               /* <= max_rows of the plan */
     const int32_t *tokens;    /* (n_rows) */
@@ -271,12 +273,14 @@ typedef struct lr_batch {
     int n_out;                   /* rows whose logits are wanted */
     const int32_t *out_rows;     /* (n_out) row numbers, ascending */
     float *logits;               /* (n_out, vocab) result; a device keeps it to itself if NULL */
-    float *peaks;                /* (n_out, lr_pieces(vocab)) result: the largest of each LR_PIECE logits; or NULL */
-    float *hidden;               /* (n_out, width of hidden) result, or NULL */
-    int32_t *told;               /* (n_out) tokens, the result of models that tell them; else NULL */
-    float *features;             /* (n_rows, width of features) result, or NULL */
-    const lr_draws *draws;       /* tokens wanted in place of rows of logits, of backends with `draws`; or NULL */
-    lr_comm *tick;               /* its tick is called now and then while this runs; NULL = nobody's */
+    const uint32_t *shortlist; /* bit i: logits LR_LISTED * i and those behind it are wanted, the others may be -inf; or
+                                * NULL = all are wanted. Not with peaks */
+    float *peaks;              /* (n_out, lr_pieces(vocab)) result: the largest of each LR_PIECE logits; or NULL */
+    float *hidden;             /* (n_out, width of hidden) result, or NULL */
+    int32_t *told;             /* (n_out) tokens, the result of models that tell them; else NULL */
+    float *features;           /* (n_rows, width of features) result, or NULL */
+    const lr_draws *draws;     /* tokens wanted in place of rows of logits, of backends with `draws`; or NULL */
+    lr_comm *tick;             /* its tick is called now and then while this runs; NULL = nobody's */
 } lr_batch;
 
 typedef struct lr_backend lr_backend;

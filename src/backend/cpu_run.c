@@ -5,6 +5,7 @@
  */
 #include "backend/cpu_int.h"
 #include "base/mem.h"
+#include <assert.h>
 #include <math.h>
 #include <string.h>
 
@@ -328,6 +329,34 @@ static void product(const run_ctx *c, bool narrow, const plan_op *o, int mat, in
     for (int r = 0; has_peaks(c, o) && r < m; r++) find_peaks(c, r0 + r, y + (size_t)r * ldy, j0, j1);
 }
 
+/* Whether only some logits of a product are wanted. */
+static bool is_listed(const run_ctx *c, const plan_op *o) { return c->b->shortlist && o->out == c->p->logits; }
+
+static bool strip_listed(const run_ctx *c, int strip)
+{
+    const unsigned i = (unsigned)strip * LR_STRIP / LR_LISTED;
+    return c->b->shortlist[i / 32] >> i % 32 & 1;
+}
+
+/* As product, of those of strips s0..s1-1 whose logits are wanted; the others get -inf. */
+static void listed_product(const run_ctx *c, bool narrow, const plan_op *o, int r0, int m, int s0, int s1,
+                           const place *then)
+{
+    const size_t ldy = (size_t)o->w->n;
+    float *y = c->p->ptr[o->out] + (size_t)r0 * ldy;
+    for (int from = s0, to; from < s1; from = to) {
+        const bool wanted = strip_listed(c, from);
+        for (to = from + 1; to < s1 && strip_listed(c, to) == wanted;) to++;
+        if (wanted) {
+            product(c, narrow, o, 0, r0, m, from, to, to < s1 ? NULL : then);
+            continue;
+        }
+        const int j0 = from * LR_STRIP, j1 = min_int(to * LR_STRIP, o->w->n);
+        for (int r = 0; r < m; r++)
+            for (int j = j0; j < j1; j++) y[(size_t)r * ldy + (size_t)j] = -INFINITY;
+    }
+}
+
 /* Where task `task` of a stage is; the item of it is the result. */
 typedef struct gemm_place {
     int mat, row, m, strip; /* matrix, first row, rows, first strip */
@@ -358,6 +387,10 @@ static void gemm_task(const run_ctx *c, const stage *s, int task, int rows, int 
     const plan_op *a = &p->ops[it->a];
     const int n_strips = (a->w->n + LR_STRIP - 1) / LR_STRIP, s0 = at.strip, r0 = at.row, m = at.m, mat = at.mat;
     int s1 = min_int(s0 + strips, n_strips);
+    if (is_listed(c, a)) {
+        listed_product(c, s->narrow, a, r0, m, s0, s1, NULL);
+        return;
+    }
     product(c, s->narrow, a, mat, r0, m, s0, s1, NULL);
     if (it->b < 0) return;
     product(c, s->narrow, &p->ops[it->b], mat, r0, m, s0, s1, NULL);
@@ -553,7 +586,10 @@ static void few_rows(const run_ctx *c, const stage *s, const gemm_item *it, int 
     const lr_plan *p = c->p;
     const plan_op *a = &p->ops[it->a];
     if (it->b < 0) {
-        product(c, s->narrow, a, 0, 0, c->rows, s0, s1, then);
+        if (is_listed(c, a))
+            listed_product(c, s->narrow, a, 0, c->rows, s0, s1, then);
+        else
+            product(c, s->narrow, a, 0, 0, c->rows, s0, s1, then);
         return;
     }
     product(c, s->narrow, a, 0, 0, c->rows, s0, s1, &(place){p->ops[it->b].w, s0, s1});
@@ -749,6 +785,7 @@ int lr_cpu_run(lr_backend *be, lr_plan *p, lr_kv_store *kv, const lr_batch *b, l
     if (b->n_rows < 1 || b->n_rows > p->max_rows || b->n_out > p->max_out)
         return lr_fail(err, LR_EINVAL, "a batch of %d rows (%d with logits) for a plan of %d (%d)", b->n_rows, b->n_out,
                        p->max_rows, p->max_out);
+    assert(!b->shortlist || !b->peaks); /* a piece may be wanted in part */
     lay_rows(p, b);
     lr_cpu_lay_tiles(p, kv, b);
     p->ptr[p->logits] = b->logits;

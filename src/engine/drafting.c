@@ -113,6 +113,10 @@ static int open_jobs(lr_engine *e, lr_spec_method m, int exit)
         s->chance = 1;
         s->bar = s->side_bar = it->fixed ? 0 : it->pace.bar;
         s->item = i;
+        if (m == LR_SPEC_EXIT && q->len > s->n_listed) {
+            lr_shortlist_see(&s->list, q->tokens + s->n_listed, q->len - s->n_listed);
+            s->n_listed = q->len;
+        }
         it->sides.n = 0;
         st->job_req[n] = r;
         st->jobs[n++] = (lr_draft_job){.slot = m == LR_SPEC_EXIT ? NULL : q->draft,
@@ -184,6 +188,16 @@ static void make_room(lr_engine *e, lr_draft_job *j, const lr_request *r)
     j->pending = j->k > 0 ? r->granted : 0;
 }
 
+/* The shortlist of a pass; NULL: one of its texts needs all. */
+static const uint32_t *exit_list(const struct lr_spec_state *st, const int *jobs, int n)
+{
+    if (!st->list) return NULL;
+    memset(st->list, 0, (size_t)lr_shortlist_words(st->job_req[jobs[0]]->e->model->n_vocab) * sizeof *st->list);
+    for (int i = 0; i < n; i++)
+        if (!lr_shortlist_join(st->list, &st->job_req[jobs[i]]->spec->list)) return NULL;
+    return st->list;
+}
+
 /* One more token for each job that goes on; false: none does, or the model failed. */
 static bool exit_pass(lr_engine *e, const struct lr_spec_exit *x, int n, int place, int *rc)
 {
@@ -206,6 +220,7 @@ static bool exit_pass(lr_engine *e, const struct lr_spec_exit *x, int n, int pla
         j->pending = 0;
     }
     if (b.n_seqs == 0) return false;
+    b.shortlist = exit_list(st, at, b.n_seqs);
     double t = lr_engine__now(e);
     if ((*rc = lr_part_run(x->part, &b, &err))) return false;
     lr_pace_saw_pass(&st->pace, LR_SPEC_EXIT, b.n_rows, b.n_rows, lr_engine__now(e) - t);

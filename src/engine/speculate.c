@@ -42,6 +42,8 @@ void lr_spec__free_state(lr_engine *e)
     lr_free_aligned(s->heads_logits);
     lr_free_aligned(s->heads_rows);
     for (int i = 0; i < s->n_exits; i++) lr_part_free(s->exits[i].part);
+    lr_free(s->any);
+    lr_free(s->list);
     lr_free(s->items);
     lr_free(s->open);
     lr_free(s->jobs);
@@ -69,6 +71,8 @@ static int find_exit(lr_engine *e, int layers, int *exit, lr_error *err)
     int rows = e->cfg.max_batch_tokens < EXIT_ROWS ? e->cfg.max_batch_tokens : EXIT_ROWS;
     int rc = lr_part_exit(&st->exits[*exit].part, e->model, layers, rows, e->max_out < rows ? e->max_out : rows, err);
     if (rc) return rc;
+    if (!st->list && (st->any = lr_shortlist_any(e->model->vocab, e->model->n_vocab, 0)))
+        st->list = lr_calloc((size_t)lr_shortlist_words(e->model->n_vocab), sizeof *st->list);
     st->exits[*exit].layers = layers;
     st->exits[*exit].max_rows = rows;
     st->n_exits++;
@@ -212,6 +216,7 @@ int lr_spec__begin(lr_request *r, const lr_spec_params *p, lr_error *err)
     if (!s) return lr_fail(err, LR_ENOMEM, "no memory for drafts");
     s->p = *p;
     s->exit = exit;
+    if (e->spec->list) s->list = (lr_shortlist){.n_vocab = e->model->n_vocab, .any = e->spec->any};
     s->p.user = NULL; /* taken over at the end of lr_request_new */
     s->p.free = NULL;
     r->spec = s;
@@ -231,6 +236,7 @@ void lr_spec__free(lr_request *r)
     lr_sampler_free(s->plain);
     lr_free(s->dist);
     lr_free_aligned(s->hidden);
+    lr_shortlist_free(&s->list);
     lr_free(s);
     r->spec = NULL;
 }

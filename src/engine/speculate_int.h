@@ -37,7 +37,9 @@ struct lr_spec_req {
     int fed, fed_pos; /* EAGLE: the last node whose features the draft has; the position of the row before all nodes */
     float *hidden;    /* HEADS: (n_embd) the row behind the sequence's first hidden_at tokens; or NULL */
     int hidden_at;
-    int exit;                     /* the engine's, that it drafts with; -1 = none */
+    int exit;          /* the engine's, that it drafts with; -1 = none */
+    lr_shortlist list; /* EXIT: of the sequence's first n_listed tokens */
+    int n_listed;
     int item;                     /* of the engine's, while drafts are made */
     bool ahead;                   /* its constraint is trying what is drafted */
     double chance, bar, side_bar; /* of the draft being made, and what it must be for another token, for a branch */
@@ -58,10 +60,11 @@ struct lr_spec_state {
         int layers, max_rows;
     } exits[SPEC_EXITS];
     int n_exits;
-    lr_heads *heads;     /* NULL = none */
-    float *heads_logits; /* (heads, heads_rows, n_vocab) */
-    float *heads_rows;   /* (heads_most, n_embd) */
-    int heads_most;      /* requests a run */
+    uint32_t *any, *list; /* of exits, as in lr_draft; NULL = none */
+    lr_heads *heads;      /* NULL = none */
+    float *heads_logits;  /* (heads, heads_rows, n_vocab) */
+    float *heads_rows;    /* (heads_most, n_embd) */
+    int heads_most;       /* requests a run */
     lr_pace pace;
     bool held; /* it is not told of steps */
     /* (max_seqs) of the step being made */

@@ -282,7 +282,8 @@ void lr_lua_push_spec_stats(lua_State *L, const lr_spec_stats *s)
 
 /* ---- the draft model ---- */
 
-/* e:set_draft(model, { kv_blocks =, context = }) -> true; nil, text, code. The engine takes the model over. */
+/* e:set_draft(model, { kv_blocks =, context =, shortlist = }) -> true; nil, text, code. The engine takes the model
+ * over. */
 int lr_lua_engine_set_draft(lua_State *L)
 {
     lr_engine_ud *u = lr_lua_check_engine(L, 1);
@@ -290,7 +291,8 @@ int lr_lua_engine_set_draft(lua_State *L)
     lr_lua_model *m = lua_touserdata(L, 2);
     lr_error err;
     lr_draft_config c = {.kv_blocks = lr_lua_opt_i32(L, 3, "kv_blocks", 0),
-                         .context = lr_lua_opt_i32(L, 3, "context", 0)};
+                         .context = lr_lua_opt_i32(L, 3, "context", 0),
+                         .shortlist = lr_lua_opt_i32(L, 3, "shortlist", 0)};
     if (c.kv_blocks < 0 || c.context < 0) return luaL_error(L, "draft: a negative size");
     if (lr_engine_set_draft(u->e, m->model, &c, &err)) return lr_lua_fail(L, &err);
     m->model = NULL;

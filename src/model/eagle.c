@@ -392,7 +392,10 @@ static int eagle_forward(lr_model *m, const lr_batch *b, lr_error *err)
 {
     lr_eagle *e = of(m);
     lr_batch x = *b;
-    if (e->ids) x.logits = e->small;
+    if (e->ids) {
+        x.logits = e->small;
+        x.shortlist = NULL; /* its ids are others */
+    }
     int rc = e->g->be->ops->run(e->g->be, e->plan, e->kv, &x, err);
     for (int r = 0; !rc && e->ids && r < b->n_out; r++) {
         float *row = b->logits + (size_t)r * (size_t)m->n_vocab;

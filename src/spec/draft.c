@@ -25,6 +25,7 @@ struct lr_draft_slot {
     lr_kv_table kv;
     int32_t *ids; /* (cap): kv.computed tokens, and those of the draft that is being made */
     int cap;
+    lr_shortlist list;
     uint64_t used; /* the run that had it last */
     /* with features: row i is of position base + i and token base + i + 1 */
     int base, sure; /* `sure` rows are computed, from the target's features */
@@ -47,6 +48,7 @@ struct lr_draft {
     lr_draft_job **jobs;
     int *at; /* logit row of each job in the batch, -1 = none */
     float *logits;
+    uint32_t *any, *list;  /* shortlists: what is in all, that of a pass; NULL = there are none */
     int width;             /* of input rows; 0 = no features */
     float *input, *hidden; /* (max_rows, width), (max_seqs, width) */
     int n_passes, pass_rows[MAX_PASSES];
@@ -125,7 +127,9 @@ int lr_draft_new(lr_draft **out, lr_model *m, const lr_draft_config *cfg, lr_err
         d->input = lr_alloc_aligned((size_t)c->max_rows * (size_t)d->width * sizeof(float));
         d->hidden = lr_alloc_aligned((size_t)c->max_seqs * (size_t)d->width * sizeof(float));
     }
-    bool good = d->rows && d->out_rows && d->seqs && d->jobs && d->at && d->logits;
+    if ((d->any = lr_shortlist_any(m->vocab, m->n_vocab, c->shortlist)))
+        d->list = lr_calloc((size_t)lr_shortlist_words(m->n_vocab), sizeof *d->list);
+    bool good = d->rows && d->out_rows && d->seqs && d->jobs && d->at && d->logits && (!d->any || d->list);
     int rc = good && (!c->features || (d->input && d->hidden))
                  ? make_pool(d, err)
                  : lr_fail(err, LR_ENOMEM, "no memory for drafts of %d sequences", c->max_seqs);
@@ -150,6 +154,8 @@ void lr_draft_free(lr_draft *d)
     lr_free(d->seqs);
     lr_free(d->jobs);
     lr_free(d->at);
+    lr_free(d->any);
+    lr_free(d->list);
     lr_free_aligned(d->logits);
     lr_free_aligned(d->input);
     lr_free_aligned(d->hidden);
@@ -179,6 +185,7 @@ int lr_draft_open(lr_draft *d, lr_draft_slot **out, lr_error *err)
     lr_draft_slot *s = lr_calloc(1, sizeof *s);
     if (!s) return lr_fail(err, LR_ENOMEM, "no memory for a draft");
     s->d = d;
+    s->list = (lr_shortlist){.n_vocab = d->m->n_vocab, .any = d->any};
     lr_kv_table_init(d->kv, &s->kv, d->space);
     s->next = d->slots;
     if (d->slots) d->slots->prev = s;
@@ -194,6 +201,7 @@ void lr_draft_close(lr_draft_slot *s)
     lr_kv_table_deinit(d->kv, &s->kv);
     *(s->prev ? &s->prev->next : &d->slots) = s->next;
     if (s->next) s->next->prev = s->prev;
+    lr_shortlist_free(&s->list);
     lr_free(s->ids);
     lr_free(s->in);
     lr_free(s->own);
@@ -238,6 +246,7 @@ int lr_draft_fork(lr_draft_slot *s, lr_draft_slot **out, lr_error *err)
         return rc;
     }
     if (n) memcpy(f->ids, s->ids, (size_t)n * sizeof *f->ids);
+    lr_shortlist_copy(&f->list, &s->list);
     f->base = s->base;
     f->sure = s->sure;
     if (s->n_in && reserve_in(f, s->n_in)) {
@@ -351,6 +360,7 @@ static void begin_features(lr_draft *d, lr_draft_job *j)
     if (j->stalled) return;
     j->pending = rows - s->sure;
     memcpy(s->ids + s->sure, j->tokens + s->base + 1 + s->sure, (size_t)j->pending * sizeof *s->ids);
+    lr_shortlist_see(&s->list, s->ids + s->sure, j->pending);
 }
 
 /* Input rows for n rows of the slot from its kv.computed on. */
@@ -457,6 +467,7 @@ static void begin(lr_draft *d, lr_draft_job *j)
     same = s->kv.computed;
     memcpy(s->ids + same, j->tokens + same, (size_t)(j->n - same) * sizeof *s->ids);
     j->pending = j->n - same;
+    lr_shortlist_see(&s->list, s->ids + same, j->pending);
     for (int i = same; i < j->n; i++) j->stalled = j->stalled || s->ids[i] >= d->m->n_vocab;
 }
 
@@ -488,6 +499,16 @@ static int catch_up(lr_draft *d, lr_draft_job *jobs, int n_jobs, int rows, lr_er
     return 0;
 }
 
+/* The shortlist of a pass; NULL: one of its texts needs all. */
+static const uint32_t *pass_list(lr_draft *d, int n)
+{
+    if (!d->list) return NULL;
+    memset(d->list, 0, (size_t)lr_shortlist_words(d->m->n_vocab) * sizeof *d->list);
+    for (int i = 0; i < n; i++)
+        if (!lr_shortlist_join(d->list, &d->jobs[i]->slot->list)) return NULL;
+    return d->list;
+}
+
 /* One more token for each job that wants one; *any: there was one. */
 static int one_pass(lr_draft *d, lr_draft_job *jobs, int n_jobs, int place, bool *any, lr_error *err)
 {
@@ -504,6 +525,7 @@ static int one_pass(lr_draft *d, lr_draft_job *jobs, int n_jobs, int place, bool
         add(d, &b, j, j->pending, true);
     }
     if (b.n_seqs == 0) return 0;
+    b.shortlist = pass_list(d, b.n_seqs);
     int rc = forward(d, &b, err);
     if (rc) return rc;
     for (int i = 0; i < b.n_seqs; i++) {

@@ -114,6 +114,32 @@ typedef struct lr_suffix_at {
 void lr_suffix_follow(const lr_suffix *, lr_suffix_at *, const int32_t *tokens, int n);
 int lr_suffix_propose_at(const lr_suffix *, const lr_suffix_at *, int min, int k, int32_t *out, int *match);
 
+/* ---- shortlists ---- */
+
+/* Of a large vocabulary a text uses little, and a draft pass of a small model reads more for its logits than for
+ * anything else. So drafts are chosen from a shortlist: the first ids, which tokenizers that merge by frequency give to
+ * frequent tokens, those that are no text (ends), and what stood in the text, by LR_LISTED neighbours (FR-Spec,
+ * arXiv:2502.14856, with a list from the text in place of a corpus). Where a text brings many new tokens that are not
+ * in it, as in scripts whose tokens come late, its drafts are chosen from all. */
+typedef struct lr_shortlist {
+    int n_vocab;
+    const uint32_t *any; /* (lr_shortlist_words) what is in every list, borrowed; NULL = there are no lists */
+    uint32_t *bits;      /* (the same) NULL = nothing was seen yet */
+    float novel;         /* how often a token was not in it when it came, lately */
+} lr_shortlist;
+
+int lr_shortlist_words(int n_vocab);
+/* What is in every list: owned by the caller, to be freed by lr_free; NULL: no memory, or the vocabulary is so small
+ * that there is none. first: ids from 0 on, at most half of all; 0 = 32768. */
+uint32_t *lr_shortlist_any(const lr_vocab *, int n_vocab, int first);
+/* The text goes on with these tokens. Without memory drafts are chosen from all. */
+void lr_shortlist_see(lr_shortlist *, const int32_t *tokens, int n);
+/* What another text of the same vocabulary has seen. */
+void lr_shortlist_copy(lr_shortlist *to, const lr_shortlist *from);
+void lr_shortlist_free(lr_shortlist *);
+/* Adds a list to those of a pass (lr_shortlist_words); false: a draft of this text is chosen from all. */
+bool lr_shortlist_join(uint32_t *pass, const lr_shortlist *);
+
 /* ---- draft model ---- */
 
 /* Whether a draft model's tokens mean the same: each id that both have must have the same piece and kind, the
@@ -129,6 +155,7 @@ typedef struct lr_draft_config {
     int max_rows, max_seqs;             /* rows a pass, sequences at once */
     int context;                        /* longest sequence; 0 = the model's */
     int common;                         /* ids that may be drafted, of lr_spec_check_vocab */
+    int shortlist;                      /* first ids of shortlists; 0 = 32768, -1 = all logits are computed */
     bool features;                      /* rows need the target's features as well (model/eagle.h) */
     double (*now)(void *user);          /* clock in seconds; NULL = monotonic time */
     void *now_user;

@@ -1,5 +1,6 @@
 -- Speculation: whatever drafts, nobody can tell from the text; each way that a run of drafts can end; distributions.
 local llm = require "llmrun"
+local gguf = require "llmrun.testing.gguf"
 local drafts = dofile "tests/spec/draft_support.lua"
 
 local slow = os.getenv "LLMRUN_TEST_SANITIZE" ~= nil
@@ -49,6 +50,29 @@ local METHODS = {
 }
 
 describe("speculation", function()
+    it("chooses the drafts of a model from a part of a large vocabulary, or from all", function()
+        local path = os.tmpname()
+        local over <close> = setmetatable({}, { __close = function() os.remove(path) end }) -- luacheck: ignore 211
+        gguf.tiny(path)
+        local accepted = {}
+        for i, list in ipairs { 0, 64, 1 << 40 } do
+            local m <close> = llm.load(path, { threads = 1, ctx = 256,
+                speculate = { method = "draft", draft = { model = path, shortlist = list } } })
+            accepted[i] = 0
+            for seed = 1, 4 do
+                local o = { max_tokens = 40, temperature = (seed - 1) / 3, seed = seed, logprobs = 1, ignore_eos = true,
+                    regex = seed == 4 and "[x-z]{9}[a-c]{20}" or nil }
+                local r = both(m, o, { method = "draft", fixed = true, k = 4 })
+                accepted[i] = accepted[i] + r.speculation.accepted
+            end
+            local o = { max_tokens = 40, temperature = 1, seed = 9, ignore_eos = true,
+                speculate = { method = "draft", fixed = true, k = 4, accept = "distribution" } }
+            assert.equal(40, #run(m, o).tokens)
+            assert.is_true(accepted[i] > 0)
+        end
+        assert.equal(accepted[3], accepted[1]) -- a list as long as the vocabulary is none
+    end)
+
     it("leaves the text of every seed as it is, greedy or not", function()
         local m <close> = model_of()
         local accepted = 0
@@ -438,6 +462,9 @@ describe("drafters", function()
         raises("k = 99", function() run(m, { speculate = { method = "ngram", k = 99 } }) end)
         raises("got true", function() run(m, { speculate = true }) end)
         raises("scope 'world'", function() run(m, { speculate = { method = "suffix", scope = "world" } }) end)
+        raises("shortlist: a number of tokens expected, got -1", function()
+            llm.scripted { next = print, speculate = { draft = { model = "x", shortlist = -1 } } }
+        end)
         raises("needs draft", function() llm.scripted { next = print, speculate = "draft" } end)
         raises("token 0 is 'b' there and 'a' here", function()
             llm.scripted { vocab = { "a" }, next = print, speculate = { draft = { vocab = { "b" }, next = print } } }

@@ -19,6 +19,8 @@ local M = {}
 M.flags = {
     { "spec", help = "speculation: with and without, side by side" },
     { "draft", arg = "MODEL", help = "--spec: a draft model" },
+    { "shortlist", arg = "N", type = "integer", range = { 0 },
+        help = "--spec: first tokens of what drafts of a large vocabulary are chosen from; 0: from all" },
     { "task", arg = "LIST", default = "code,edit", help = "--spec: code, edit" },
     { "draft-layers", arg = "N", type = "integer", range = { 1 },
         help = "--spec: of the model's layers, those of early_exit" },
@@ -213,7 +215,8 @@ function M.run(o, sizes)
     local model <close> = common.load(o, {
         ctx = ctx, max_seqs = math.max(64, 2 * most),
         kv = { type = o.kv_type, blocks = (ctx // 16 + 2) * (2 * most + 1) },
-        speculate = { method = "off", draft = o.draft, heads = o.heads, eagle = o.eagle },
+        speculate = { method = "off", heads = o.heads, eagle = o.eagle,
+            draft = o.draft and { model = o.draft, shortlist = o.shortlist } },
     })
     if not o.json then
         print(("%s, %s, %d tokens, rounds: %d%s"):format(model.info.name, model.info.backend, o.decode, o["repeat"],
