@@ -1,4 +1,4 @@
---- Numbers of things for people.
+--- Texts for people: numbers of things, and what others wrote.
 
 local M = {}
 
@@ -8,5 +8,18 @@ local M = {}
 ---@param many? string
 ---@return string
 function M.count(n, one, many) return ("%d %s"):format(n, n == 1 and one or many or one .. "s") end
+
+local QUOTED = 200 -- bytes of a text that somebody else wrote
+
+--- As fmt:format(...), with long texts among the arguments cut: for messages that quote what a file or a client says.
+function M.quoting(fmt, ...)
+    local args = table.pack(...)
+    for i = 1, args.n do
+        if type(args[i]) == "string" and #args[i] > QUOTED then
+            args[i] = args[i]:sub(1, QUOTED):gsub("[\xC0-\xFF][\x80-\xBF]*$", "") .. "..."
+        end
+    end
+    return fmt:format(table.unpack(args, 1, args.n))
+end
 
 return M

@@ -167,6 +167,8 @@ describe("a damaged Hugging Face folder", function()
         fails("has the id 99999999", hf.model(LLAMA, tokenizer('"!":3', '"!":99999999')))
         fails("has the id %-1", hf.model(LLAMA, tokenizer('"!":3', '"!":-1')))
         fails("have the id 4", hf.model(LLAMA, tokenizer('"!":3', '"!":4')))
+        fails('"!+%.%.%.".* have the id %d+$', -- what is quoted is cut
+            hf.model(LLAMA, tokenizer('"!":3', ('"%s":4'):format(("!"):rep(100000)))))
         fails("merges%[0%] is not two tokens", hf.model(LLAMA, tokenizer('"merges":[]', '"merges":[7]')))
         fails("tokens that do not exist", hf.model(LLAMA, tokenizer('"merges":[]', '"merges":["a zzzz"]')))
         fails("not supported", hf.model(LLAMA, tokenizer('"ByteLevel","use_regex"', '"Mystery","use_regex"')))

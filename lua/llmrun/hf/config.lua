@@ -2,10 +2,11 @@
 
 local json = require "llmrun.json"
 local models = require "llmrun.hf.models"
+local words = require "llmrun.words"
 
 local M = {}
 
-local function bad(fmt, ...) error({ message = ("config.json: " .. fmt):format(...), code = "format" }, 0) end
+local function bad(fmt, ...) error({ message = words.quoting("config.json: " .. fmt, ...), code = "format" }, 0) end
 
 local function value(c, name)
     local v = c[name]

@@ -8,13 +8,14 @@ local core = require "llmrun.core"
 local json = require "llmrun.json"
 local tables = require "llmrun.tables"
 local weights = require "llmrun.hf.weights"
+local words = require "llmrun.words"
 
 local M = {}
 
 local Folder = {}
 Folder.__index = Folder
 
-local function fail(code, fmt, ...) error({ message = fmt:format(...), code = code }, 0) end
+local function fail(code, fmt, ...) error({ message = words.quoting(fmt, ...), code = code }, 0) end
 
 --- The text of a small file of the folder, or nil if there is none.
 local function read(path, name, most)

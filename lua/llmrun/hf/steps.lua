@@ -4,11 +4,12 @@
 --- and no stack: a pre-tokenizer that says just what one of them does is that rule.
 
 local json = require "llmrun.json"
+local words = require "llmrun.words"
 
 local M = {}
 
 local function unsupported(fmt, ...)
-    error({ message = ("tokenizer.json: " .. fmt):format(...), code = "unsupported" }, 0)
+    error({ message = words.quoting("tokenizer.json: " .. fmt, ...), code = "unsupported" }, 0)
 end
 
 local function get(t, name)
@@ -49,21 +50,21 @@ local RULES = {
 
 --- The one-line name of byte-level pre-tokenizer steps; nil if they have none. The last must be ByteLevel.
 local function line(parts)
-    local words = {}
+    local named = {}
     for i, p in ipairs(parts) do
         if p.type == "ByteLevel" then
             if p.add_prefix_space or i < #parts then return nil end
-            if p.use_regex ~= false then words[#words + 1] = "gpt2" end
+            if p.use_regex ~= false then named[#named + 1] = "gpt2" end
         elseif p.type == "Digits" then
-            words[#words + 1] = p.individual_digits and "digits1" or "digits"
+            named[#named + 1] = p.individual_digits and "digits1" or "digits"
         elseif p.type == "Split" and p.behavior == "Isolated" and not p.invert and type(p.pattern) == "table"
             and p.pattern.Regex then
-            words[#words + 1] = "split:" .. p.pattern.Regex
+            named[#named + 1] = "split:" .. p.pattern.Regex
         else
             return nil
         end
     end
-    return table.concat(words, ",")
+    return table.concat(named, ",")
 end
 
 -- ---- steps ----

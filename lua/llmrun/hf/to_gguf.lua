@@ -4,10 +4,11 @@
 -- against each other, as neighbours; a folder has them apart and says so with the key "<arch>.rope.interleaved". Such
 -- rows are put in order on the way, and the key is left out, so that the file is one like any other.
 local errors = require "llmrun.errors"
+local words = require "llmrun.words"
 
 local M = {}
 
-local function fail(fmt, ...) errors.raise("llmrun.quantize", fmt:format(...), "unsupported") end
+local function fail(fmt, ...) errors.raise("llmrun.quantize", words.quoting(fmt, ...), "unsupported") end
 
 -- architectures whose GGUF files have neighbours
 local NEIGHBOURS = { llama = true, granite = true, granitemoe = true, smollm3 = true }

@@ -4,11 +4,12 @@
 local core = require "llmrun.core"
 local json = require "llmrun.json"
 local steps = require "llmrun.hf.steps"
+local words = require "llmrun.words"
 
 local M = {}
 
-local function fail(fmt, ...) error({ message = fmt:format(...), code = "format" }, 0) end
-local function unsupported(fmt, ...) error({ message = fmt:format(...), code = "unsupported" }, 0) end
+local function fail(fmt, ...) error({ message = words.quoting(fmt, ...), code = "format" }, 0) end
+local function unsupported(fmt, ...) error({ message = words.quoting(fmt, ...), code = "unsupported" }, 0) end
 
 local NORMAL, UNKNOWN, CONTROL, USER, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
 local MOST = 1 << 24

@@ -2,10 +2,11 @@
 --- scripts use, and the tensors that a quantizer keeps for a module become the parts of one weight.
 
 local models = require "llmrun.hf.models"
+local words = require "llmrun.words"
 
 local M = {}
 
-local function bad(code, fmt, ...) error({ message = fmt:format(...), code = code }, 0) end
+local function bad(code, fmt, ...) error({ message = words.quoting(fmt, ...), code = code }, 0) end
 
 -- What the last part of a tensor's name says it is of its module.
 local ROLES = {}
