@@ -332,6 +332,8 @@ static void product(const run_ctx *c, bool narrow, const plan_op *o, int mat, in
 /* Whether only some logits of a product are wanted. */
 static bool is_listed(const run_ctx *c, const plan_op *o) { return c->b->shortlist && o->out == c->p->logits; }
 
+_Static_assert(LR_LISTED % LR_STRIP == 0, "a strip is wanted as a whole");
+
 static bool strip_listed(const run_ctx *c, int strip)
 {
     const unsigned i = (unsigned)strip * LR_STRIP / LR_LISTED;
