@@ -270,17 +270,20 @@ static int affordable(const choice *c, double most)
 }
 
 /* What drafts must catch up with first, as far as that can be paid: the others have none. Half of what an account holds
- * is lent where it is known how often drafts of that kind are right. */
+ * is lent where it is known how often drafts of that kind are right. What was granted once is not asked for again;
+ * beside prompts nothing is, as the batch is still to grow, and may be one in which drafts don't pay. */
 static void pay_ahead(const choice *c, double *a, const struct lr_pace_account *account)
 {
     double most = account->credit > 0 ? account->credit + account->saved : 0;
-    bool lends = account->credit > 0;
+    bool lends = account->credit > 0, grows = c->rows > c->n + c->others;
     for (int i = 0; i < c->n; i++) {
         const lr_pace_item *it = &c->items[i];
         if (it->behind <= BEHIND) continue;
         double t = lr_pace__row_time(c->p, it->method) * it->behind / c->one;
         bool sure = c->p->all.at[it->method][class_of(it->match)].tried >= SURE;
-        if (t > most + (lends && sure ? account->most / 2 : 0))
+        if (it->behind > it->odds->granted)
+            it->odds->granted = grows || t > most + (lends && sure ? account->most / 2 : 0) ? 0 : it->behind + BEHIND;
+        if (it->behind > it->odds->granted)
             a[i] = 0;
         else
             most -= t;

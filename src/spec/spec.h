@@ -226,6 +226,7 @@ typedef struct lr_pace_odds {
     } at[LR_SPEC_METHODS][LR_PACE_CLASSES], side[LR_SPEC_METHODS]; /* side: of branches, where the first was wrong */
     uint32_t idle;                                                 /* steps since the request's last draft */
     uint32_t wait; /* steps until one is tried although it does not seem to pay */
+    int granted;   /* rows that it may catch up with: what is begun is finished */
 } lr_pace_odds;
 
 /* Times by number of rows, the odds of all requests (those of a new one, until it has its own), and what drafts have

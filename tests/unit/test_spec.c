@@ -378,6 +378,33 @@ static void test_pace(void **state)
     assert_true(lr_pace_step_time(&(lr_pace){0}, 3) == 0);
 }
 
+/* What a draft model must catch up with is begun where the batch is whole, and what was begun is finished. */
+static void test_catching_up(void **state)
+{
+    lr_pace p = {0};
+    lr_pace_odds odds = {0}, other = {0};
+    for (int i = 0; i < 10; i++)
+        for (int r = 1; r <= 64; r++) {
+            lr_pace_saw_step(&p, r, 0.040 * (1 + 0.05 * (r - 1)));
+            lr_pace_saw_pass(&p, LR_SPEC_DRAFT, r, r, 0.005);
+        }
+    lr_pace_item it = {.odds = &odds, .method = LR_SPEC_DRAFT, .most = 8, .remaining = 100, .behind = 270};
+    lr_pace_choose(&p, &it, 1, 200, 0, 64);
+    assert_int_equal(it.k, 0); /* beside a prompt */
+    assert_int_equal(odds.granted, 0);
+    lr_pace_choose(&p, &it, 1, 1, 0, 64);
+    assert_true(it.k > 0 && odds.granted >= 270);
+    p.account[LR_SPEC_DRAFT][0].credit = -5; /* a part of the prompt has cost it */
+    p.account[LR_SPEC_DRAFT][0].lent = 8;
+    it.behind = 15;
+    it.most = 8;
+    lr_pace_choose(&p, &it, 1, 1, 0, 64);
+    assert_true(it.k > 0);
+    it.odds = &other;
+    lr_pace_choose(&p, &it, 1, 1, 0, 64);
+    assert_int_equal(it.k, 0);
+}
+
 /* Drafts that are never right cost next to nothing: they are tried more and more seldom. */
 static void test_pace_gives_up(void **state)
 {
@@ -814,14 +841,15 @@ static void test_beginnings(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_tree),       cmocka_unit_test(test_tree_of_guesses),
-        cmocka_unit_test(test_ngram),      cmocka_unit_test(test_suffix),
-        cmocka_unit_test(test_memory),     cmocka_unit_test(test_judge),
-        cmocka_unit_test(test_vocab),      cmocka_unit_test(test_judge_extremes),
-        cmocka_unit_test(test_pace),       cmocka_unit_test(test_trouble),
-        cmocka_unit_test(test_identity),   cmocka_unit_test(test_pace_gives_up),
-        cmocka_unit_test(test_same_text),  cmocka_unit_test(test_distribution),
-        cmocka_unit_test(test_beginnings), cmocka_unit_test(test_branches_counted),
+        cmocka_unit_test(test_tree),        cmocka_unit_test(test_tree_of_guesses),
+        cmocka_unit_test(test_ngram),       cmocka_unit_test(test_suffix),
+        cmocka_unit_test(test_memory),      cmocka_unit_test(test_judge),
+        cmocka_unit_test(test_vocab),       cmocka_unit_test(test_judge_extremes),
+        cmocka_unit_test(test_pace),        cmocka_unit_test(test_trouble),
+        cmocka_unit_test(test_identity),    cmocka_unit_test(test_pace_gives_up),
+        cmocka_unit_test(test_same_text),   cmocka_unit_test(test_distribution),
+        cmocka_unit_test(test_beginnings),  cmocka_unit_test(test_branches_counted),
+        cmocka_unit_test(test_catching_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
