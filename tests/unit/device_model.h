@@ -382,6 +382,16 @@ static inline int dm_open(dm_model *m, lr_backend *be, const dm_shape *s, lr_err
     return rc;
 }
 
+/* A model on a CPU backend of its own, started with KV for 64 positions and batches of so many rows. */
+static inline int dm_open_cpu(dm_model *m, const dm_shape *s, lr_compute compute, int threads, int rows, lr_error *err)
+{
+    lr_backend *be = NULL;
+    lr_backend_config c = {.device = "cpu", .threads = threads, .compute = compute};
+    int rc = lr_backend_new(&be, &c, err);
+    if (!rc) rc = dm_open(m, be, s, err);
+    return rc ? rc : dm_start(m, LR_F32, 4, 16, rows, rows, err);
+}
+
 /* Square error of n values, as a share of the square of what they should be. */
 static inline double dm_error(const float *a, const float *b, size_t n)
 {

@@ -57,11 +57,8 @@ static const dm_shape shapes[] = {
 static void run(const dm_shape *s, lr_compute compute, int threads, int step, float *logits)
 {
     static dm_model m;
-    lr_backend *be = NULL;
     lr_error err;
-    lr_backend_config c = {.device = "cpu", .threads = threads, .compute = compute};
-    if (lr_backend_new(&be, &c, &err) || dm_open(&m, be, s, &err) || dm_start(&m, LR_F32, 4, 16, TOKENS, TOKENS, &err))
-        fail_msg("%s", err.text);
+    if (dm_open_cpu(&m, s, compute, threads, TOKENS, &err)) fail_msg("%s", err.text);
     int32_t tokens[TOKENS], out[TOKENS], table[4] = {0, 1, 2, 3};
     for (int pos = 0; pos < TOKENS; pos += step) {
         int n = TOKENS - pos < step ? TOKENS - pos : step;

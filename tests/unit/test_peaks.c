@@ -13,11 +13,8 @@ static const dm_shape plain = {
 
 static void open_model(dm_model *m, const dm_shape *s, lr_compute compute, int threads)
 {
-    lr_backend *be = NULL;
     lr_error err;
-    lr_backend_config c = {.device = "cpu", .threads = threads, .compute = compute};
-    if (lr_backend_new(&be, &c, &err) || dm_open(m, be, s, &err) || dm_start(m, LR_F32, 4, 16, TOKENS, TOKENS, &err))
-        fail_msg("%s", err.text);
+    if (dm_open_cpu(m, s, compute, threads, TOKENS, &err)) fail_msg("%s", err.text);
 }
 
 /* n rows of one sequence, those from `first` on with logits. */
