@@ -209,6 +209,9 @@ static CURLcode set_options(lua_State *L, transfer *t)
     SET(CURLOPT_FOLLOWLOCATION, 1L);
     SET(CURLOPT_MAXREDIRS, (long)lr_lua_opt_int(L, 2, "redirects", 5));
     SET(CURLOPT_NOSIGNAL, 1L);
+#if LIBCURL_VERSION_NUM >= 0x075700
+    SET(CURLOPT_QUICK_EXIT, 1L); /* its end does not wait for a name server; the thread that looks up ends by itself */
+#endif
     SET(CURLOPT_ERRORBUFFER, t->err);
     SET(CURLOPT_WRITEFUNCTION, on_body);
     SET(CURLOPT_WRITEDATA, t);
