@@ -11,16 +11,25 @@
  * A coroutine that a hook of a time limit has ended is left as it is: Lua calls no hooks in it any more, so that its
  * close handlers could run on for ever.
  */
+#define _GNU_SOURCE /* gettid */
 #include "lua/lua_int.h"
 #include "base/clock.h"
+#include <errno.h>
 #include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
+#include <sys/eventfd.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 static char mark;      /* its address, as light userdata, is what a waiting task yields */
 static char fail_mark; /* first value of an answer: the wait failed, the second value says why */
 static lr_lua_frame *volatile running;
 static volatile sig_atomic_t interrupted;
+static struct {
+    int fd;       /* readable while interrupted is set, so that no wait misses it */
+    pid_t thread; /* that asked for Ctrl-C: the engine's */
+} interrupt = {.fd = -1};
 static volatile sig_atomic_t hook_on_interrupt = 1;
 
 enum { IDLE, PARKED, PREEMPTED, LATE };
@@ -438,10 +447,18 @@ static void stop_hook(lua_State *L, lua_Debug *ar)
 }
 
 /* A second one ends the process if nobody has taken note of the first. One that follows at once is the same: who
- * signals a process and its group (timeout, supervisors) sends two. */
+ * signals a process and its group (timeout, supervisors) sends two.
+ *
+ * The system gives it to any thread that lets it in, also to those of libraries (libcurl's, which look up names). Only
+ * the one that asked for it may touch the Lua state, and is to wake from what it waits in, so it is handed on. */
 static void on_sigint(int sig)
 {
     static volatile int64_t first;
+    int saved = errno;
+    if (gettid() != interrupt.thread && syscall(SYS_tgkill, getpid(), interrupt.thread, sig) == 0) {
+        errno = saved;
+        return;
+    }
     if (interrupted) {
         if (lr_clock_ns(CLOCK_MONOTONIC) - first < 100000000) return; /* 0.1 s */
         signal(sig, SIG_DFL);
@@ -449,6 +466,8 @@ static void on_sigint(int sig)
     }
     first = lr_clock_ns(CLOCK_MONOTONIC);
     interrupted = 1;
+    if (write(interrupt.fd, &(uint64_t){1}, sizeof(uint64_t)) < 0) _exit(128 + sig);
+    errno = saved;
     lua_State *L = running ? running->L : NULL;
     if (L && hook_on_interrupt) lua_sethook(L, stop_hook, LUA_MASKCALL | LUA_MASKRET | LUA_MASKLINE | LUA_MASKCOUNT, 1);
 }
@@ -466,13 +485,10 @@ void lr_lua_leave(const lr_lua_frame *f) { running = f->up; }
 
 bool lr_lua_interrupted(void) { return interrupted != 0; }
 
-bool lr_lua_hold_interrupts(sigset_t *before)
+int lr_lua_interrupt_fd(void)
 {
-    sigset_t only;
-    sigemptyset(&only);
-    sigaddset(&only, SIGINT);
-    pthread_sigmask(SIG_BLOCK, &only, before);
-    return !interrupted;
+    if (interrupt.fd < 0) interrupt.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    return interrupt.fd;
 }
 
 /* catch_interrupts(mode): "stop" raises an error in the Lua code that runs and sets the flag, "flag" sets the flag
@@ -492,7 +508,9 @@ static int core_catch_interrupts(lua_State *L)
         have_before = false;
         return 0;
     }
+    if (lr_lua_interrupt_fd() < 0) return luaL_error(L, "eventfd: %s", strerror(errno));
     if (!have_before) have_before = sigaction(SIGINT, NULL, &before) == 0;
+    interrupt.thread = gettid();
     struct sigaction sa;
     memset(&sa, 0, sizeof sa);
     sa.sa_handler = on_sigint; /* without SA_RESTART: a blocking read ends with EINTR */
@@ -503,9 +521,12 @@ static int core_catch_interrupts(lua_State *L)
 /* interrupted([clear]) -> whether Ctrl-C was pressed since the flag was last cleared */
 static int core_interrupted(lua_State *L)
 {
-    bool clear = lua_toboolean(L, 1);
+    bool clear = lua_toboolean(L, 1) && interrupted;
+    uint64_t n;
     lua_pushboolean(L, interrupted != 0);
-    if (clear) interrupted = 0;
+    if (!clear) return 1;
+    if (read(interrupt.fd, &n, sizeof n) < 0) n = 0; /* what comes now is the same Ctrl-C, and writes nothing */
+    interrupted = 0;
     return 1;
 }
 

@@ -222,8 +222,7 @@ bool lr_lua_take_preempted(lua_State *co);
 
 /* Ctrl-C was pressed and nobody has taken note yet. */
 bool lr_lua_interrupted(void);
-/* Before a call that sleeps: SIGINT stays out until then, *before is the mask to sleep with and to set again. False: it
- * has come already, and nobody has taken note of it. */
-bool lr_lua_hold_interrupts(sigset_t *before);
+/* Readable from then on: what sleeps looks at it too. -1: it can't be had (errno). */
+int lr_lua_interrupt_fd(void);
 
 #endif

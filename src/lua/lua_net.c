@@ -4,6 +4,7 @@
  * Nothing here waits but poller:wait. loop.lua holds the one poller; lua/llmrun/net.lua makes calls that wait of it.
  */
 #define _GNU_SOURCE /* struct ucred, accept4 */
+#include "base/clock.h"
 #include "lua/lua_int.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -12,6 +13,7 @@
 #include <netinet/in.h>
 #include <netinet/tcp.h>
 #include <signal.h>
+#include <stdatomic.h>
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -65,8 +67,11 @@ static int check_fd(lua_State *L, const char *name)
 static int core_poller(lua_State *L)
 {
     fd_ud *u = new_fd(L, POLLER);
+    struct epoll_event ev = {.events = EPOLLIN, .data.fd = lr_lua_interrupt_fd()};
+    if (ev.data.fd < 0) return fail_errno(L, "eventfd", errno);
     u->fd = epoll_create1(EPOLL_CLOEXEC);
-    return u->fd < 0 ? fail_errno(L, "epoll", errno) : 1;
+    if (u->fd < 0 || epoll_ctl(u->fd, EPOLL_CTL_ADD, ev.data.fd, &ev) != 0) return fail_errno(L, "epoll", errno);
+    return 1;
 }
 
 static int poller_close(lua_State *L) { return fd_close(L, POLLER); }
@@ -89,16 +94,16 @@ static int poller_set(lua_State *L)
     return 1;
 }
 
-/* As epoll_pwait, in seconds (below 0: without end); exact for short times where the system can be (Linux 5.11 on). */
-static int wait_seconds(int p, struct epoll_event *ev, int n_ev, double s, const sigset_t *mask)
+/* As epoll_wait, in seconds (below 0: without end); exact for short times where the system can be (Linux 5.11 on). */
+static int wait_seconds(int p, struct epoll_event *ev, int n_ev, double s)
 {
-    if (s < 0) return epoll_pwait(p, ev, n_ev, -1, mask);
-    if (s > 0 && s < 0.01) {
+    if (s <= 0) return epoll_wait(p, ev, n_ev, s < 0 ? -1 : 0);
+    if (s < 0.01) {
         struct timespec t = {0, (long)(s * 1e9)};
-        int n = epoll_pwait2(p, ev, n_ev, &t, mask);
+        int n = epoll_pwait2(p, ev, n_ev, &t, NULL);
         if (n >= 0 || errno == EINTR) return n;
     }
-    return epoll_pwait(p, ev, n_ev, s > 1e6 ? 1000000000 : (int)(s * 1000 + 0.999), mask);
+    return epoll_wait(p, ev, n_ev, s > 1e6 ? 1000000000 : (int)(s * 1000 + 0.999));
 }
 
 /* p:wait(seconds | nil) -> list of descriptors that are ready; after that many seconds, or a signal, or at once if
@@ -108,17 +113,12 @@ static int poller_wait(lua_State *L)
     int p = check_fd(L, POLLER);
     struct epoll_event ev[128];
     double seconds = lua_isnoneornil(L, 2) ? -1 : fmax(0, luaL_checknumber(L, 2));
-    sigset_t before;
-    int n = 0;
-    if (seconds == 0)
-        n = epoll_wait(p, ev, 128, 0);
-    else if (lr_lua_hold_interrupts(&before))
-        n = wait_seconds(p, ev, 128, seconds, &before);
-    if (seconds != 0) pthread_sigmask(SIG_SETMASK, &before, NULL);
+    int n = wait_seconds(p, ev, 128, seconds), k = 0;
     lua_createtable(L, n > 0 ? n : 0, 0);
     for (int i = 0; i < n; i++) {
+        if (ev[i].data.fd == lr_lua_interrupt_fd()) continue;
         lua_pushinteger(L, ev[i].data.fd);
-        lua_rawseti(L, -2, i + 1);
+        lua_rawseti(L, -2, ++k);
     }
     return 1;
 }
@@ -303,13 +303,20 @@ static int core_local_connect(lua_State *L)
 /* ---- signals ---- */
 
 static int signal_fd = -1;
+static _Atomic int64_t first_at[NSIG]; /* when a signal came; 0: not yet */
 
+/* On any thread. A second one ends the process; one that follows at once is the same, as for Ctrl-C (lua_coroutine.c).
+ */
 static void on_signal(int sig)
 {
-    uint64_t one = 1;
+    int64_t now = lr_clock_ns(CLOCK_MONOTONIC), first = 0;
     int saved = errno;
-    signal(sig, SIG_DFL); /* a second one ends the process */
-    if (write(signal_fd, &one, sizeof one) < 0) _exit(128 + sig);
+    if (atomic_compare_exchange_strong(&first_at[sig], &first, now)) {
+        if (write(signal_fd, &(uint64_t){1}, sizeof(uint64_t)) < 0) _exit(128 + sig);
+    } else if (now - first >= 100000000) { /* 0.1 s */
+        signal(sig, SIG_DFL);
+        raise(sig);
+    }
     errno = saved;
 }
 
@@ -338,6 +345,7 @@ static int core_catch_terminate(lua_State *L)
     if (signal_fd < 0) signal_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
     if (signal_fd < 0) return fail_errno(L, "eventfd", errno);
     if (read(signal_fd, &n, sizeof n) < 0) n = 0; /* nothing is left of the last time */
+    for (int i = 0; i < NSIG; i++) first_at[i] = 0;
     struct sigaction sa;
     memset(&sa, 0, sizeof sa);
     sa.sa_handler = on_signal;

@@ -50,10 +50,8 @@ static int sys_sleep(lua_State *L)
     if (!(s > 0)) s = 0;
     if (s > 1e6) s = 1e6;
     struct timespec ts = {(time_t)s, (long)((s - (lua_Number)(time_t)s) * 1e9)};
-    sigset_t before;
-    bool slept = lr_lua_hold_interrupts(&before) && ppoll(NULL, 0, &ts, &before) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    lua_pushboolean(L, slept);
+    struct pollfd p = {lr_lua_interrupt_fd(), POLLIN, 0}; /* poll takes none below 0 */
+    lua_pushboolean(L, ppoll(&p, 1, &ts, NULL) == 0);
     return 1;
 }
 
@@ -104,15 +102,17 @@ static int sys_raw(lua_State *L)
 }
 
 /* read(max, timeout): up to max bytes of stdin as soon as there are any; "" at the end; nil after timeout seconds
- * (none: waits) or when a signal came. */
+ * (none: waits), when a signal came, or if Ctrl-C was pressed before; nil, text, code if it can't be read */
 static int sys_read(lua_State *L)
 {
     char buf[4096];
     lua_Integer max = luaL_optinteger(L, 1, sizeof buf);
     int ms = lua_isnoneornil(L, 2) ? -1 : (int)(luaL_checknumber(L, 2) * 1000);
     if (max < 1 || max > (lua_Integer)sizeof buf) max = sizeof buf;
-    struct pollfd p = {STDIN_FILENO, POLLIN, 0};
-    ssize_t n = poll(&p, 1, ms) > 0 ? read(STDIN_FILENO, buf, (size_t)max) : -1;
+    struct pollfd p[2] = {{STDIN_FILENO, POLLIN, 0}, {lr_lua_interrupt_fd(), POLLIN, 0}};
+    if (poll(p, 2, ms) <= 0 || p[1].revents) return lua_pushnil(L), 1;
+    ssize_t n = read(STDIN_FILENO, buf, (size_t)max);
+    if (n < 0 && errno != EINTR && errno != EAGAIN) return fail_errno(L, "standard input");
     if (n < 0) return lua_pushnil(L), 1;
     lua_pushlstring(L, buf, (size_t)n);
     return 1;

@@ -56,6 +56,19 @@ describe("the line editor", function()
         local editor = lineedit.new(nil, function() return nil end)
         editor.write = function() end
         assert.equal("signal", (select(2, editor:line("> "))))
+        editor = lineedit.new(nil, function() return nil, "standard input: Input/output error", "io" end)
+        editor.write = function() end
+        assert.equal("eof", (select(2, editor:line("> ")))) -- a terminal that is gone
+    end)
+
+    it("reads plain lines where there is no terminal", function()
+        local pieces = { "one\ntw", "o\n\nlast", " one" }
+        local editor = lineedit.new(nil, function() return table.remove(pieces, 1) or "" end)
+        editor.tty = false
+        local lines = {}
+        for line in function() return editor:line("> ") end do lines[#lines + 1] = line end
+        assert.same({ "one", "two", "", "last one" }, lines)
+        assert.equal("eof", (select(2, editor:line("> "))))
     end)
 
     it("goes through the history and comes back to the draft", function()

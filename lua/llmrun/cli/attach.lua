@@ -69,7 +69,7 @@ function M.run(o)
     if lines.tty then print(c.greeting) end
     while true do
         local line, why = lines:line "attach> "
-        if why == "eof" or line == "quit" or line == "exit" then break end
+        if why == "eof" or why == "signal" or line == "quit" or line == "exit" then break end
         if line then
             lines:remember(line)
             ask(c, line)

@@ -104,6 +104,7 @@ function Chat:answer(text)
         end
     end)
     loop.on_interrupt = nil
+    core.interrupted(true) -- one that came too late for it is no other's
     io.stdout:write("\n")
     if not ok then
         if not errors.is(err) then error(err, 0) end
@@ -134,7 +135,7 @@ function M.run(o)
     core.catch_interrupts("flag")
     while not chat.over do
         local line, why = lines:line("> ")
-        if why == "eof" then break end
+        if why == "eof" or why == "signal" and not lines.tty then break end
         core.interrupted(true)
         if line and line:sub(1, 1) == "/" then
             local name, rest = line:match("^/(%S*)%s*(.-)%s*$")

@@ -125,7 +125,17 @@ function M.read_file(path)
     return read_all(f, path)
 end
 
-function M.read_stdin() return read_all(io.stdin, "standard input") end
+--- Without io.read, which misses a Ctrl-C that comes just before it waits.
+function M.read_stdin()
+    local parts = {}
+    while true do
+        local s, err = core.read()
+        if err then args.fail(err) end
+        if s == "" then return table.concat(parts) end
+        if not s and core.interrupted() then args.fail("interrupted", 130) end
+        parts[#parts + 1] = s
+    end
+end
 
 --- Text of a flag: itself, "-" standard input, "@FILE" a file.
 function M.text_of(value)

@@ -77,13 +77,20 @@ function Editor:draw()
     self.write("\r" .. self.prompt .. table.concat(parts) .. "\27[K\r" .. (move > 0 and "\27[" .. move .. "C" or ""))
 end
 
+--- Reads more; nil at the end of input ("eof", as what can't be read is) or a signal.
+function Editor:more()
+    local s, err = self.read(4096)
+    if s == "" or err then return nil, "eof" end
+    if s == nil then return nil, "signal" end
+    self.pending = self.pending .. s
+    return true
+end
+
 --- The next byte; nil at the end of input or a signal.
 function Editor:byte()
     while self.pending == "" do
-        local s = self.read(1024)
-        if s == nil then return nil, "signal" end
-        if s == "" then return nil, "eof" end
-        self.pending = s
+        local ok, why = self:more()
+        if not ok then return nil, why end
     end
     local b = self.pending:sub(1, 1)
     self.pending = self.pending:sub(2)
@@ -218,14 +225,31 @@ function Editor:edit()
     end
 end
 
+--- A line of what is no terminal; the last one may lack its end.
+function Editor:plain_line()
+    local parts = {}
+    while true do
+        local at = self.pending:find("\n", 1, true)
+        parts[#parts + 1] = self.pending:sub(1, at and at - 1)
+        self.pending = at and self.pending:sub(at + 1) or ""
+        if at then return table.concat(parts) end
+        local _, why = self:more()
+        if why == "eof" then
+            local line = table.concat(parts)
+            if line == "" then return nil, why end
+            return line
+        end
+        if why == "signal" and core.interrupted() then
+            self.pending = table.concat(parts)
+            return nil, why
+        end
+    end
+end
+
 --- Reads a line. nil and "eof", "interrupt" or "signal" if there is none.
 ---@param prompt string
 function Editor:line(prompt)
-    if not self.tty then
-        local line = io.read("l")
-        if line == nil then return nil, "eof" end
-        return line
-    end
+    if not self.tty then return self:plain_line() end
     self.write = self.write or function(s) io.stdout:write(s):flush() end
     self.prompt, self.chars, self.at, self.entry = prompt, {}, 1, #self.history + 1
     core.raw(true)

@@ -200,10 +200,11 @@ local function look_around(r, model)
     print(("stopped %s; help lists what there is, go goes on"):format(where()))
     while not over() do
         local line, why = lines:line "replay> "
-        if why == "eof" then break end
+        if why == "eof" or why == "signal" then break end
         if line then
             lines:remember(line)
             local text = c:eval(line)
+            core.interrupted(true) -- Ctrl-C meanwhile has ended the line
             if text ~= "" then print(text) end
         end
     end
