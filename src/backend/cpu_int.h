@@ -1,4 +1,4 @@
-/* cpu_int.h - inside the CPU backend: weights, KV store, compiled plans. See cpu.c, cpu_plan.c, cpu_run.c.
+/* cpu_int.h - inside the CPU backend: weights, KV store, compiled plans. See cpu.c, cpu_plan.c, cpu_run.c, cpu_gemm.c.
  *
  * A plan is a list of stages; each begins when the one before is done. Five kinds:
  *   ROWS  a chain of row-local operations, done row by row: no barrier inside the chain
