@@ -205,7 +205,8 @@ function Model:prometheus() end
 ---@return table
 function Model:stats() end
 
---- Writes a trace of all steps from now on to a file (Chrome's and Perfetto's format); nil ends it.
+--- Writes a trace of all steps from now on to a file (Chrome's and Perfetto's format); nil ends it, as the model's end
+--- does. The file takes its place then, whole.
 ---@param path? string
 function Model:trace(path) end
 

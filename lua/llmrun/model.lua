@@ -252,7 +252,8 @@ function Model:check()
     return errors.check("model:check", self.engine:check())
 end
 
---- Writes a trace of all steps from now on to a file (Chrome's and Perfetto's format); nil ends it.
+--- Writes a trace of all steps from now on to a file (Chrome's and Perfetto's format); nil ends it, as the model's end
+--- does. The file takes its place then, whole.
 ---@param path? string
 function Model:trace(path)
     check_open(self, "model:trace")

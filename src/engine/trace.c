@@ -1,12 +1,16 @@
 /* trace.c - see trace.h. */
 #include "engine/trace.h"
 #include "base/mem.h"
+#include "file/newfile.h"
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 struct lr_trace {
     FILE *f;
+    lr_newfile file; /* that f writes to; fd -1: f is what the path names itself, as it is no plain file */
     char *path;
     bool failed;
     int why; /* errno of the first write that failed; 0 = it is not known */
@@ -27,20 +31,37 @@ static void put_name(lr_trace *t, const char *what, int pid, int track, const ch
     }
 }
 
+static int open_file(lr_trace *t, lr_error *err)
+{
+    struct stat st;
+    if (stat(t->path, &st) == 0 && !S_ISREG(st.st_mode)) {
+        t->f = fopen(t->path, "w");
+    } else {
+        int rc = lr_newfile_open(&t->file, t->path, 0666, err);
+        if (rc) return rc;
+        int fd = dup(t->file.fd);
+        t->f = fd < 0 ? NULL : fdopen(fd, "w");
+        if (!t->f && fd >= 0) close(fd);
+    }
+    return t->f ? 0 : lr_fail(err, LR_EIO, "%s: %s", t->path, strerror(errno));
+}
+
+static void free_trace(lr_trace *t)
+{
+    lr_newfile_discard(&t->file);
+    lr_free(t->path);
+    lr_free(t);
+}
+
 int lr_trace_open(lr_trace **out, const char *path, lr_error *err)
 {
     lr_trace *t = lr_calloc(1, sizeof *t);
     if (!t) return lr_fail(err, LR_ENOMEM, "no memory for a trace");
+    t->file.fd = -1;
     t->path = lr_strdup(path);
-    if (!t->path) {
-        lr_free(t);
-        return lr_fail(err, LR_ENOMEM, "no memory for a trace");
-    }
-    t->f = fopen(path, "w");
-    if (!t->f) {
-        int rc = lr_fail(err, LR_EIO, "%s: %s", path, strerror(errno));
-        lr_free(t->path);
-        lr_free(t);
+    int rc = t->path ? open_file(t, err) : lr_fail(err, LR_ENOMEM, "no memory for a trace");
+    if (rc) {
+        free_trace(t);
         return rc;
     }
     fputs("[\n", t->f);
@@ -64,8 +85,8 @@ int lr_trace_close(lr_trace *t, lr_error *err)
     int rc = !t->failed ? 0
                         : lr_fail(err, LR_EIO, "%s: the trace could not be written to its end%s%s", t->path,
                                   t->why ? ": " : "", t->why ? strerror(t->why) : "");
-    lr_free(t->path);
-    lr_free(t);
+    if (!rc && t->file.fd >= 0) rc = lr_newfile_finish(&t->file, err);
+    free_trace(t);
     return rc;
 }
 

@@ -1,8 +1,8 @@
 /* trace.h - a trace of steps, batches, requests and hooks in the Trace Event Format that Chrome's tracing page and
  * Perfetto read: a JSON array of events, times in microseconds, one a line.
  *
- * The file is valid after lr_trace_close; one cut short still loads in both viewers. Writing is buffered; a full disk
- * ends the trace (lr_trace_failed), never the engine. Engine thread only.
+ * The file takes its place with lr_trace_close, whole; what stood there before stays until then. Writing is buffered; a
+ * full disk ends the trace (lr_trace_failed), never the engine, and leaves nothing of it. Engine thread only.
  */
 #ifndef LR_ENGINE_TRACE_H
 #define LR_ENGINE_TRACE_H
@@ -13,7 +13,7 @@
 typedef struct lr_trace lr_trace;
 
 int lr_trace_open(lr_trace **out, const char *path, lr_error *err);
-/* Ends the file; LR_EIO if not all of it could be written. NULL is allowed. */
+/* Ends the file; LR_EIO if not all of it could be written, and nothing is left of it. NULL is allowed. */
 int lr_trace_close(lr_trace *, lr_error *err);
 bool lr_trace_failed(const lr_trace *);
 

@@ -264,7 +264,7 @@ describe("llmrun COMMAND on a model #model", function()
             ["$L run -p x --block-size 0"] = "llmrun run: %-%-block%-size: 1 to 256 expected, got 0",
             ["$L bench --block-size 257"] = "llmrun bench: %-%-block%-size: 1 to 256 expected, got 257",
             ["$L serve --block-size 0"] = "llmrun serve: %-%-block%-size: 1 to 256 expected, got 0",
-            ["$L run -p x --ctx 64 --trace /no/such/folder/x"] = "llmrun run: /no/such/folder/x: No such file",
+            ["$L run -p x --ctx 64 --trace /no/such/folder/x"] = "llmrun run: /no/such/folder/x: .*No such file",
             ["$L run -p @/tmp"] = "llmrun run: /tmp: Is a directory",
             ["$L run -p x --template /tmp"] = "llmrun run: /tmp: Is a directory",
             ["$L run -p - < /"] = "llmrun run: standard input: Is a directory",

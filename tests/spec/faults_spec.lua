@@ -87,6 +87,35 @@ describe("a disk without room", function()
         assert.matches("^false\t[^\n]*s.kv: [^\n]*\nAA\n$", out)
         assert.equal("old", get "s.kv")
     end)
+
+    it("is told by the status of a program that is recorded, which goes on", function()
+        put("recorded.lua", [[
+            local m <close> = require("llmrun").scripted { next = function() return 65 end, ctx = 16384 }
+            local s <close> = m:session()
+            s:append(("x"):rep(16000))
+            print(s:gen({ max_tokens = 2 }).text)
+        ]])
+        local out, status = short_of_room "--record r.rec recorded.lua"
+        assert.equal("1", status, out)
+        assert.matches("llmrun: the recording r.rec ends here: [^\n]*\n", out)
+        assert.matches("AA\n", out, 1, true)
+    end)
+
+    it("leaves an old trace as it was", function()
+        put("trace.json", "old")
+        put("trace.lua", [[
+            local m <close> = require("llmrun").scripted { next = function() return 65 end }
+            m:trace "trace.json"
+            local s <close> = m:session()
+            s:append "x"
+            print(#s:gen({ max_tokens = 200 }).text)
+            print(pcall(m.trace, m))
+        ]])
+        local out, status = short_of_room "trace.lua"
+        assert.equal("0", status, out)
+        assert.matches("^200\nfalse\t[^\n]*trace.json: the trace could not be written to its end: File too large\n$", out)
+        assert.equal("old", get "trace.json")
+    end)
 end)
 
 describe("a model's file that is cut while it is in use", function()

@@ -1,5 +1,6 @@
 /* test_engine.c - the engine on a scripted model: kinds of requests, stops, limits, faults, cancellation, memory. */
 #include "engine_fixture.h"
+#include <unistd.h>
 
 static int32_t prompt_of(int32_t *t, int n, int salt)
 {
@@ -592,6 +593,7 @@ static void test_metrics_and_trace(void **state)
     int32_t t[64];
     int fd = mkstemp(path), lines = 0, last = 0;
     assert_true(fd >= 0);
+    close(fd);
     assert_int_equal(lr_engine_trace(e, path, &err), 0);
     prompt_of(t, 40, 0);
     for (int i = 0; i < 3; i++) {
@@ -617,7 +619,7 @@ static void test_metrics_and_trace(void **state)
     assert_non_null(strstr(text, "llmrun:request_success_total{model_name=\"a\\\"b\",finished_reason=\"length\"} 3\n"));
     assert_non_null(strstr(text, "llmrun:time_to_first_token_seconds_count{model_name=\"a\\\"b\"} 3\n"));
     lr_free(text);
-    FILE *f = fdopen(fd, "r");
+    FILE *f = fopen(path, "r");
     while (fgets(line, sizeof line, f)) {
         lines++;
         last = line[0];
@@ -627,7 +629,7 @@ static void test_metrics_and_trace(void **state)
     remove(path);
     assert_int_equal(last, ']');
     assert_true(lines > 30);
-    assert_int_equal(lr_engine_trace(e, "/nonexistent/x", &err), LR_EIO);
+    assert_int_equal(lr_engine_trace(e, "/nonexistent/x", &err), LR_ENOTFOUND);
     assert_int_equal(lr_engine_trace(e, "/dev/full", &err), 0);
     lr_request_free(fx_gen(e, fx_seq(e, t, 40), 5));
     assert_int_equal(lr_engine_trace(e, NULL, &err), LR_EIO);

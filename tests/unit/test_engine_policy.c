@@ -1,6 +1,7 @@
 /* test_engine_policy.c - the hooks of a policy: order, refusals, errors, idleness, eviction by tag, and swapping
  * policies while the engine runs. */
 #include "engine_fixture.h"
+#include <unistd.h>
 
 static int32_t tok[64];
 
@@ -403,6 +404,8 @@ static void test_hook_time(void **state)
     char path[] = "/tmp/llmrun-hooks-XXXXXX", line[1024];
     lr_error err;
     int fd = mkstemp(path), spans = 0;
+    assert_true(fd >= 0);
+    close(fd);
     cfg.now = tick_now;
     cfg.block_size = 4;
     cfg.kv_blocks[0] = 13;
@@ -418,7 +421,7 @@ static void test_hook_time(void **state)
     assert_true(m->hook.sum == ticks - 1);
     for (int i = 0; i < 6; i++) assert_true(hook_calls[i] > 0);
     static const char *const names[] = {"admit", "schedule", "token", "finish"};
-    FILE *f = fdopen(fd, "r");
+    FILE *f = fopen(path, "r");
     while (fgets(line, sizeof line, f)) {
         for (int i = 0; i < 4; i++) {
             char want[64];

@@ -45,6 +45,12 @@ local function status_of(how, value)
     return 1
 end
 
+--- Ends the recordings; the exit status, which is not 0 if one of them is cut.
+local function finish(status)
+    local whole = require("llmrun.record").finish_all()
+    return status == 0 and not whole and 1 or status
+end
+
 local function is_model(path)
     local f <close> = io.open(path, "rb")
     return f and f:read(4) == "GGUF"
@@ -85,8 +91,7 @@ local function run_program(path, argv, first, flags)
         }
         return chunk(...)
     end, table.unpack(args))
-    record.finish_all()
-    return status_of(how, how ~= "done" and value or nil)
+    return finish(status_of(how, how ~= "done" and value or nil))
 end
 
 local function run_command(name, argv)
@@ -117,8 +122,7 @@ local function run_command(name, argv)
         if not core.interrupted() then io.stderr:write("llmrun ", name, ": ", text, "\n") end
         return status
     end)
-    require("llmrun.record").finish_all()
-    return status_of(how, how ~= "interrupted" and value or nil) -- where a command was is nobody's business
+    return finish(status_of(how, how ~= "interrupted" and value or nil)) -- where a command was is nobody's business
 end
 
 --- Takes the flags of a program off the front of the command line: { attach = true, socket = path }; nil and what is

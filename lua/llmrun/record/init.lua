@@ -29,6 +29,7 @@ local active, n_active = {}, 0 -- recorder -> true
 local note
 local hidden = {} -- texts that never come into a file
 local made = 0 -- models recorded because of M.path
+local broken = false -- a recording could not be written to its end
 
 --- Keeps a text out of every recording: a key.
 function M.hide(text)
@@ -56,7 +57,9 @@ local function stop(self, why)
     if self.runner.recorder == self then self.runner.recorder = nil end
     self.runner:unobserve(self)
     self.file:close()
-    if why then io.stderr:write("llmrun: the recording ", self.path, " ends here: ", why, "\n") end
+    if not why then return end
+    broken = true
+    io.stderr:write("llmrun: the recording ", self.path, " ends here: ", why, "\n")
 end
 
 local function write(self, text)
@@ -224,11 +227,12 @@ function M.finish(what)
     stop(self)
 end
 
---- Ends all: the program is over.
+--- Ends all: the program is over. Whether all recordings of it are whole.
 function M.finish_all()
     local list = {}
     for r in pairs(active) do list[#list + 1] = r end
     for _, r in ipairs(list) do M.finish(r) end
+    return not broken
 end
 
 --- Whether M.path, if there is one, can be written: true; or nil and a text.
