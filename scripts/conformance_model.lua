@@ -1,8 +1,12 @@
 -- A server whose model costs nothing, for tools that send thousands of requests:
 --   llmrun scripts/conformance_model.lua KEY
 -- Answers are "ab " over and over, and end after a number of tokens that follows from the prompt.
+--
+-- example:
+--   build/llmrun scripts/conformance_model.lua sk-test
 
 local llm = require "llmrun"
+local key = require "usage".arguments "KEY"
 
 local m
 m = llm.scripted {
@@ -12,6 +16,6 @@ m = llm.scripted {
     end,
 }
 llm.serve {
-    port = 0, models = { scripted = m }, api_keys = { arg[1] }, scripts = { seconds = 1, timeout = 5 },
+    port = 0, models = { scripted = m }, api_keys = { key }, scripts = { seconds = 1, timeout = 5 },
     on_ready = function(server) io.stderr:write("serving at ", server:url(), "\n") end,
 }

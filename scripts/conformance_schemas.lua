@@ -4,12 +4,15 @@
 --   llmrun scripts/conformance_schemas.lua MODEL.gguf ROWS.jsonl RESULTS.jsonl
 --
 -- A line of results: { refused, code } or { ms, verdicts = { { bytes, tokens } }, samples = { text }, stuck }.
+--
+-- example:
+--   build/llmrun scripts/conformance_schemas.lua smollm2.gguf rows.jsonl results.jsonl
 
 local core = require "llmrun.core"
 local grammar = require "llmrun.grammar"
 local json = require "llmrun.json"
 
-local model_path, rows_path, results_path = table.unpack(arg)
+local model_path, rows_path, results_path = require "usage".arguments "MODEL.gguf ROWS.jsonl RESULTS.jsonl"
 local file = assert(core.gguf_open(model_path))
 local real = assert(file:vocab())
 local bytes = dofile "tests/spec/grammar_support.lua" ()
@@ -81,9 +84,9 @@ local function examine(row)
     return r
 end
 
-local out = assert(io.open(results_path, "w"))
+local out <close> = assert(require("llmrun.files").create(results_path))
 for line in io.lines(rows_path) do
-    out:write(assert(json.encode(examine(assert(json.decode(line))))), "\n")
+    assert(out:write(assert(json.encode(examine(assert(json.decode(line))))), "\n"))
     collectgarbage()
 end
-out:close()
+assert(out:done())

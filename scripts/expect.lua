@@ -1,8 +1,11 @@
 -- Checks what an example printed: build/llmrun scripts/expect.lua EXAMPLE OUTPUT
 -- Each "-- test-expect: PATTERN" line of the example is a Lua pattern that its standard output must hold, in the given
 -- order, each after the end of the one before. Prints the first one that isn't there; status 1 then.
+--
+-- example:
+--   build/llmrun scripts/expect.lua examples/hello.lua output.txt
 
-local example, output = ...
+local example, output = require "usage".arguments "EXAMPLE OUTPUT"
 local at, n = 1, 0
 local file = assert(io.open(output, "rb"))
 local text = file:read "a"

@@ -4,13 +4,17 @@
 --   llmrun scripts/gen_library.lua            writes them
 --   llmrun scripts/gen_library.lua --check    says which are not current; status 1 if any is
 --
+-- examples:
+--   build/llmrun scripts/gen_library.lua
+--   build/llmrun scripts/gen_library.lua --check
+--
 -- A doc comment is the lines with three dashes over a function or a class. Options of calls are the tables that the
 -- library itself checks them with.
 
 local sorted_keys = require("llmrun.tables").sorted_keys
 
-local check = ... == "--check"
 local as_program = arg and arg[0] and arg[0]:find "gen_library" -- a spec loads it for its functions
+local check = as_program and require "usage".arguments("[--check]", { "--check" })
 
 -- What programs see: files of lua/library, each with the modules whose classes stand in it. var, class: the variable
 -- that a module returns, and the name of its class; only: of its functions, these. keep: of the other variables, these.
@@ -286,8 +290,7 @@ for _, path in ipairs(sorted_keys(files)) do
             stale = true
         else
             os.execute(("mkdir -p '%s'"):format(path:match "^(.*)/"))
-            local o <close> = assert(io.open(path, "wb"))
-            assert(o:write(files[path]))
+            assert(require("llmrun.files").save(path, files[path]))
             print("wrote " .. path)
         end
     end

@@ -2,12 +2,18 @@
 -- runs it with the program it has just linked:
 --
 --   llmrun scripts/gen_manual.lua man|bash|zsh|fish OUT
+--
+-- examples:
+--   build/llmrun scripts/gen_manual.lua man llmrun.1
+--   build/llmrun scripts/gen_manual.lua bash /dev/stdout
 local core = require "llmrun.core"
 local args = require "llmrun.cli.args"
 local commands = require "llmrun.cli.commands"
 local version = require("llmrun").version
 
-local kind, out = ...
+local usage = require "usage"
+
+local kind, out = usage.arguments "man|bash|zsh|fish OUT"
 local cmds = {}
 for i, name in ipairs(commands) do cmds[i] = { name = name, cmd = require("llmrun.cli." .. name) } end
 
@@ -225,11 +231,5 @@ local function fish()
 end
 
 local make = { man = manual, bash = bash, zsh = zsh, fish = fish }
-if not make[kind] or not out then
-    io.stderr:write("usage: llmrun scripts/gen_manual.lua man|bash|zsh|fish OUT\n")
-    os.exit(2)
-end
-local text = make[kind]()
-local f = assert(io.open(out, "w"))
-assert(f:write(text))
-assert(f:close())
+if not make[kind] then usage.refuse(("man, bash, zsh or fish expected, got '%s'"):format(kind)) end
+assert(require("llmrun.files").save(out, make[kind]()))

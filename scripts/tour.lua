@@ -3,8 +3,16 @@
 --   build/llmrun scripts/tour.lua [NAME...]      all, or some; the others keep what stands there
 --
 -- Arguments and standard input are those of the example's test (-- test-args:, -- test-stdin:; see scripts/test).
+--
+-- examples:
+--   build/llmrun scripts/tour.lua
+--   build/llmrun scripts/tour.lua agent beam_search
 local core = require "llmrun.core"
 local catalog = require "llmrun.catalog"
+local files = require "llmrun.files"
+local usage = require "usage"
+
+local names = usage.arguments "[NAME...]"
 
 local README, MOST, WIDTH = "examples/README.md", 12, 118
 
@@ -29,9 +37,7 @@ local function run(name, text)
     local stdin = {}
     for line in text:gmatch "\n%-%- test%-stdin: *([^\n]*)" do stdin[#stdin + 1] = line .. "\n" end
     local input = os.tmpname()
-    local f = assert(io.open(input, "w"))
-    f:write(table.concat(stdin))
-    f:close()
+    assert(files.save(input, table.concat(stdin)))
     local command = ("timeout 300 %s examples/%s.lua %s <%s 2>&1"):format(quote(core.executable()), name, words, input)
     local p <close> = assert(io.popen(command))
     local lines, left = {}, 0
@@ -44,7 +50,12 @@ local function run(name, text)
 end
 
 local wanted = {}
-for _, name in ipairs(arg) do wanted[name] = true end
+for _, name in ipairs(names) do
+    if core.stat("examples/" .. name .. ".lua") ~= "file" then
+        usage.refuse(("no example '%s' in examples/"):format(name))
+    end
+    wanted[name] = true
+end
 local readme = read(README)
 local head = readme:match "^(.-\n)## The tour\n" or readme:gsub("\n*$", "\n\n")
 local before = {}
@@ -61,7 +72,7 @@ they are: the programs are the point. Times are of a machine that was busy with 
 for _, name in ipairs(list) do
     local text = read("examples/" .. name .. ".lua")
     local output = before[name]
-    if #arg == 0 or wanted[name] then
+    if #names == 0 or wanted[name] then
         io.stderr:write(name, "\n")
         output = run(name, text)
     end
@@ -71,5 +82,4 @@ for _, name in ipairs(list) do
             args and args ~= "" and " " .. args:gsub("[{}]", "") or "", output)
     end
 end
-local f <close> = assert(io.open(README, "w"))
-assert(f:write(table.concat(parts)))
+assert(files.save(README, table.concat(parts)))

@@ -4,14 +4,20 @@
 --
 -- OUT holds, for each text, a count n, n token ids (int32) and n rows of floats: row i is the one behind token i. The
 -- texts are answers to questions made of a list of tasks and a list of subjects, drawn greedily, 32 at a time.
+--
+-- example:
+--   build/llmrun scripts/train_heads.lua smollm2 rows.bin 20000 2
 
 local llm = require "llmrun"
+local files = require "llmrun.files"
 local runner = require "llmrun.runner"
+local usage = require "usage"
 
-local model <close> = llm.load(arg[1], { ctx = 512, max_seqs = 32, threads = math.tointeger(arg[4]),
+local name, path, tokens, threads = usage.arguments "MODEL OUT TOKENS [THREADS]"
+local want = math.tointeger(tokens) or usage.refuse(("TOKENS: integer expected, got '%s'"):format(tokens))
+local model <close> = llm.load(name, { ctx = 512, max_seqs = 32, threads = math.tointeger(threads),
     kv = { blocks = 32 * 33 } }) -- room for all: what does not fit would be computed again in each step
-local out = assert(io.open(arg[2], "wb"))
-local want = assert(math.tointeger(arg[3]))
+local out <close> = assert(files.create(path))
 
 local tasks = {
     "Write a short story about %s.", "Explain %s to a child.", "List five facts about %s.",
@@ -56,7 +62,8 @@ local function write(prompt)
         s:append(id)
     end
     ids[#rows + 1] = nil
-    out:write(string.pack("<i4", #rows), string.pack("<" .. ("i4"):rep(#ids), table.unpack(ids)), table.concat(rows))
+    assert(out:write(string.pack("<i4", #rows), string.pack("<" .. ("i4"):rep(#ids), table.unpack(ids)),
+        table.concat(rows)))
     done = done + #rows
     io.stderr:write(("\r%d of %d tokens, %d s "):format(done, want, os.time() - started))
 end
@@ -67,4 +74,4 @@ for i = 0, #tasks * #subjects - 1 do -- each task and subject meet once, in an o
 end
 llm.map(prompts, write, { concurrency = 32 })
 io.stderr:write "\n"
-out:close()
+assert(out:done())

@@ -138,9 +138,9 @@ describe("scripts", function()
     for path in output("ls -d scripts/*"):gmatch "%S+" do
         local head = core.stat(path) == "file" and read(path):match "^[^\n]*\n" or ""
         -- the others are parts of these
-        if head:find("#!", 1, true) or path:find "%.py$" and path ~= "scripts/usage.py" and path ~= "scripts/conformance_checks.py" then
-            list[#list + 1] = { path, (path:find "%.py$" and "python3 " or "") .. path }
-        end
+        local by = path:find "%.py$" and "python3 " or path:find "%.lua$" and ("'%s' "):format(core.executable()) or ""
+        local part = path:find "/usage%." or path == "scripts/conformance_checks.py"
+        if head:find("#!", 1, true) or by ~= "" and not part then list[#list + 1] = { path, by .. path } end
     end
 
     local function run(command)
@@ -150,7 +150,8 @@ describe("scripts", function()
     end
 
     it("tell what they are for, and what is wrong with an argument, and do nothing then", function()
-        assert.is_true(#list > 30)
+        assert.is_true(#list > 37)
+        local before = output "git status --porcelain"
         for _, s in ipairs(list) do
             local text = output(s[2] .. " --help 2>&1")
             assert.matches("usage:", text:lower(), 1, true, s[1])
@@ -159,6 +160,28 @@ describe("scripts", function()
             err, status = run(s[2] .. " --nonsense")
             assert.equal(2, status, s[1] .. ": " .. err)
             assert.is_truthy(err ~= "" and not err:find("Traceback", 1, true) and not err:find("line %d+:"), s[1] .. ": " .. err)
+        end
+        assert.equal(before, output "git status --porcelain")
+    end)
+
+    it("in Lua show examples of themselves, and tell which argument is wrong", function()
+        for _, s in ipairs(list) do
+            if s[1]:find "%.lua$" then
+                local shown = ("\nexamples?:\n  build/llmrun " .. s[1]):gsub("%.", "%%.")
+                assert.matches(shown, (output(s[2] .. " --help")))
+            end
+        end
+        local llmrun = ("'%s' "):format(core.executable())
+        for line, text in pairs {
+            ["scripts/tour.lua nobody"] = "scripts/tour.lua: no example 'nobody' in examples/",
+            ["scripts/gen_library.lua --chek"] = "scripts/gen_library.lua: unknown argument '--chek'",
+            ["scripts/gen_manual.lua man"] = "scripts/gen_manual.lua: OUT is missing",
+            ["scripts/gen_manual.lua woman x"] = "man, bash, zsh or fish expected, got 'woman'",
+            ["scripts/expect.lua a b c"] = "scripts/expect.lua: unexpected argument 'c'",
+        } do
+            local err, status = run(llmrun .. line)
+            assert.equal(2, status, line)
+            assert.matches(text, err, 1, true)
         end
     end)
 end)
