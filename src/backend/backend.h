@@ -261,6 +261,10 @@ typedef struct lr_batch_echo {
 } lr_batch_echo;
 
 #define LR_LISTED 32 /* logits that a bit of a shortlist stands for */
+static inline bool lr_is_listed(const uint32_t *shortlist, int id)
+{
+    return shortlist[id / (32 * LR_LISTED)] >> id / LR_LISTED % 32 & 1;
+}
 
 typedef struct lr_batch {
     int n_rows;               /* <= max_rows of the plan */

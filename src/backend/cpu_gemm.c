@@ -115,11 +115,7 @@ static void product(const run_ctx *c, bool narrow, const plan_op *o, int mat, in
 
 _Static_assert(LR_LISTED % LR_STRIP == 0, "a strip is wanted as a whole");
 
-static bool strip_listed(const run_ctx *c, int strip)
-{
-    const unsigned i = (unsigned)strip * LR_STRIP / LR_LISTED;
-    return c->b->shortlist[i / 32] >> i % 32 & 1;
-}
+static bool strip_listed(const run_ctx *c, int strip) { return lr_is_listed(c->b->shortlist, strip * LR_STRIP); }
 
 /* As product, of those of strips s0..s1-1 whose logits are wanted; the others get -inf. */
 static void listed_product(const run_ctx *c, bool narrow, const plan_op *o, int r0, int m, int s0, int s1,

@@ -189,13 +189,12 @@ static void make_room(lr_engine *e, lr_draft_job *j, const lr_request *r)
 }
 
 /* The shortlist of a pass; NULL: one of its texts needs all. */
-static const uint32_t *exit_list(const struct lr_spec_state *st, const int *jobs, int n)
+static const uint32_t *exit_list(struct lr_spec_state *st, const int *jobs, int n)
 {
-    if (!st->list) return NULL;
-    memset(st->list, 0, (size_t)lr_shortlist_words(st->job_req[jobs[0]]->e->model->n_vocab) * sizeof *st->list);
+    lr_shortlists_clear(&st->lists);
     for (int i = 0; i < n; i++)
-        if (!lr_shortlist_join(st->list, &st->job_req[jobs[i]]->spec->list)) return NULL;
-    return st->list;
+        if (!lr_shortlists_join(&st->lists, &st->job_req[jobs[i]]->spec->list)) return NULL;
+    return st->lists.pass;
 }
 
 /* One more token for each job that goes on; false: none does, or the model failed. */

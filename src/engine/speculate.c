@@ -42,8 +42,7 @@ void lr_spec__free_state(lr_engine *e)
     lr_free_aligned(s->heads_logits);
     lr_free_aligned(s->heads_rows);
     for (int i = 0; i < s->n_exits; i++) lr_part_free(s->exits[i].part);
-    lr_free(s->any);
-    lr_free(s->list);
+    lr_shortlists_free(&s->lists);
     lr_free(s->items);
     lr_free(s->open);
     lr_free(s->jobs);
@@ -68,11 +67,10 @@ static int find_exit(lr_engine *e, int layers, int *exit, lr_error *err)
         if (st->exits[*exit].layers == layers) return 0;
     if (st->n_exits == SPEC_EXITS)
         return lr_fail(err, LR_EFULL, "early exit: %d numbers of layers are in use already", SPEC_EXITS);
+    if (!st->lists.any && lr_shortlists_new(&st->lists, e->model->vocab, e->model->n_vocab, 0, err)) return LR_ENOMEM;
     int rows = e->cfg.max_batch_tokens < EXIT_ROWS ? e->cfg.max_batch_tokens : EXIT_ROWS;
     int rc = lr_part_exit(&st->exits[*exit].part, e->model, layers, rows, e->max_out < rows ? e->max_out : rows, err);
     if (rc) return rc;
-    if (!st->list && (st->any = lr_shortlist_any(e->model->vocab, e->model->n_vocab, 0)))
-        st->list = lr_calloc((size_t)lr_shortlist_words(e->model->n_vocab), sizeof *st->list);
     st->exits[*exit].layers = layers;
     st->exits[*exit].max_rows = rows;
     st->n_exits++;
@@ -216,7 +214,7 @@ int lr_spec__begin(lr_request *r, const lr_spec_params *p, lr_error *err)
     if (!s) return lr_fail(err, LR_ENOMEM, "no memory for drafts");
     s->p = *p;
     s->exit = exit;
-    if (e->spec->list) s->list = (lr_shortlist){.n_vocab = e->model->n_vocab, .any = e->spec->any};
+    s->list.of = &e->spec->lists;
     s->p.user = NULL; /* taken over at the end of lr_request_new */
     s->p.free = NULL;
     r->spec = s;

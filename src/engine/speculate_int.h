@@ -60,11 +60,11 @@ struct lr_spec_state {
         int layers, max_rows;
     } exits[SPEC_EXITS];
     int n_exits;
-    uint32_t *any, *list; /* of exits, as in lr_draft; NULL = none */
-    lr_heads *heads;      /* NULL = none */
-    float *heads_logits;  /* (heads, heads_rows, n_vocab) */
-    float *heads_rows;    /* (heads_most, n_embd) */
-    int heads_most;       /* requests a run */
+    lr_shortlists lists; /* of exits */
+    lr_heads *heads;     /* NULL = none */
+    float *heads_logits; /* (heads, heads_rows, n_vocab) */
+    float *heads_rows;   /* (heads_most, n_embd) */
+    int heads_most;      /* requests a run */
     lr_pace pace;
     bool held; /* it is not told of steps */
     /* (max_seqs) of the step being made */

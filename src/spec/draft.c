@@ -48,7 +48,7 @@ struct lr_draft {
     lr_draft_job **jobs;
     int *at; /* logit row of each job in the batch, -1 = none */
     float *logits;
-    uint32_t *any, *list;  /* shortlists: what is in all, that of a pass; NULL = there are none */
+    lr_shortlists lists;
     int width;             /* of input rows; 0 = no features */
     float *input, *hidden; /* (max_rows, width), (max_seqs, width) */
     int n_passes, pass_rows[MAX_PASSES];
@@ -127,12 +127,11 @@ int lr_draft_new(lr_draft **out, lr_model *m, const lr_draft_config *cfg, lr_err
         d->input = lr_alloc_aligned((size_t)c->max_rows * (size_t)d->width * sizeof(float));
         d->hidden = lr_alloc_aligned((size_t)c->max_seqs * (size_t)d->width * sizeof(float));
     }
-    if ((d->any = lr_shortlist_any(m->vocab, m->n_vocab, c->shortlist)))
-        d->list = lr_calloc((size_t)lr_shortlist_words(m->n_vocab), sizeof *d->list);
-    bool good = d->rows && d->out_rows && d->seqs && d->jobs && d->at && d->logits && (!d->any || d->list);
+    bool good = d->rows && d->out_rows && d->seqs && d->jobs && d->at && d->logits;
     int rc = good && (!c->features || (d->input && d->hidden))
                  ? make_pool(d, err)
                  : lr_fail(err, LR_ENOMEM, "no memory for drafts of %d sequences", c->max_seqs);
+    if (!rc) rc = lr_shortlists_new(&d->lists, m->vocab, m->n_vocab, c->shortlist, err);
     if (rc) {
         d->m = NULL; /* stays the caller's */
         lr_draft_free(d);
@@ -154,8 +153,7 @@ void lr_draft_free(lr_draft *d)
     lr_free(d->seqs);
     lr_free(d->jobs);
     lr_free(d->at);
-    lr_free(d->any);
-    lr_free(d->list);
+    lr_shortlists_free(&d->lists);
     lr_free_aligned(d->logits);
     lr_free_aligned(d->input);
     lr_free_aligned(d->hidden);
@@ -185,7 +183,7 @@ int lr_draft_open(lr_draft *d, lr_draft_slot **out, lr_error *err)
     lr_draft_slot *s = lr_calloc(1, sizeof *s);
     if (!s) return lr_fail(err, LR_ENOMEM, "no memory for a draft");
     s->d = d;
-    s->list = (lr_shortlist){.n_vocab = d->m->n_vocab, .any = d->any};
+    s->list.of = &d->lists;
     lr_kv_table_init(d->kv, &s->kv, d->space);
     s->next = d->slots;
     if (d->slots) d->slots->prev = s;
@@ -502,11 +500,10 @@ static int catch_up(lr_draft *d, lr_draft_job *jobs, int n_jobs, int rows, lr_er
 /* The shortlist of a pass; NULL: one of its texts needs all. */
 static const uint32_t *pass_list(lr_draft *d, int n)
 {
-    if (!d->list) return NULL;
-    memset(d->list, 0, (size_t)lr_shortlist_words(d->m->n_vocab) * sizeof *d->list);
+    lr_shortlists_clear(&d->lists);
     for (int i = 0; i < n; i++)
-        if (!lr_shortlist_join(d->list, &d->jobs[i]->slot->list)) return NULL;
-    return d->list;
+        if (!lr_shortlists_join(&d->lists, &d->jobs[i]->slot->list)) return NULL;
+    return d->lists.pass;
 }
 
 /* One more token for each job that wants one; *any: there was one. */

@@ -121,24 +121,29 @@ int lr_suffix_propose_at(const lr_suffix *, const lr_suffix_at *, int min, int k
  * frequent tokens, those that are no text (ends), and what stood in the text, by LR_LISTED neighbours (FR-Spec,
  * arXiv:2502.14856, with a list from the text in place of a corpus). Where a text brings many new tokens that are not
  * in it, as in scripts whose tokens come late, its drafts are chosen from all. */
-typedef struct lr_shortlist {
+typedef struct lr_shortlists { /* of a vocabulary; all zero = there are none */
     int n_vocab;
-    const uint32_t *any; /* (lr_shortlist_words) what is in every list, borrowed; NULL = there are no lists */
-    uint32_t *bits;      /* (the same) NULL = nothing was seen yet */
-    float novel;         /* how often a token was not in it when it came, lately */
+    uint32_t *any;  /* (lr_shortlist_words) what is in every list */
+    uint32_t *pass; /* (the same) the lists of a pass together */
+} lr_shortlists;
+typedef struct lr_shortlist { /* of a text */
+    const lr_shortlists *of;
+    uint32_t *bits; /* (lr_shortlist_words) NULL = nothing was seen yet */
+    float novel;    /* how often a token was not in it when it came, lately */
 } lr_shortlist;
 
 int lr_shortlist_words(int n_vocab);
-/* What is in every list: owned by the caller, to be freed by lr_free; NULL: no memory, or the vocabulary is so small
- * that there is none. first: ids from 0 on, at most half of all; 0 = 32768. */
-uint32_t *lr_shortlist_any(const lr_vocab *, int n_vocab, int first);
+/* first: ids from 0 on, at most half of all; 0 = 32768. *out has no lists if the vocabulary is smaller. LR_ENOMEM. */
+int lr_shortlists_new(lr_shortlists *out, const lr_vocab *, int n_vocab, int first, lr_error *err);
+void lr_shortlists_free(lr_shortlists *);
 /* The text goes on with these tokens. Without memory drafts are chosen from all. */
 void lr_shortlist_see(lr_shortlist *, const int32_t *tokens, int n);
 /* What another text of the same vocabulary has seen. */
 void lr_shortlist_copy(lr_shortlist *to, const lr_shortlist *from);
 void lr_shortlist_free(lr_shortlist *);
-/* Adds a list to those of a pass (lr_shortlist_words); false: a draft of this text is chosen from all. */
-bool lr_shortlist_join(uint32_t *pass, const lr_shortlist *);
+/* A pass begins; a text takes part: false if its drafts are chosen from all. */
+void lr_shortlists_clear(lr_shortlists *);
+bool lr_shortlists_join(lr_shortlists *, const lr_shortlist *);
 
 /* ---- draft model ---- */
 

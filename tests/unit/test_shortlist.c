@@ -10,38 +10,45 @@ enum { TOKENS = 24, MOST = 1500 };
 
 /* ---- lists ---- */
 
-static bool listed(const uint32_t *bits, int id) { return bits[id / LR_LISTED / 32] >> id / LR_LISTED % 32 & 1; }
-
 static void test_lists(void **state)
 {
     enum { SIZE = 256 };
     lr_vocab *v = fx_vocab();
-    uint32_t *any = lr_shortlist_any(v, SIZE, 64), pass[1] = {0};
+    lr_error err;
+    lr_shortlists l;
+    const int small[] = {0, SIZE, -1}; /* 0: large ones' */
     assert_int_equal(lr_shortlist_words(SIZE), 1);
-    assert_null(lr_shortlist_any(v, SIZE, 0)); /* smaller than what is listed of large ones */
-    assert_null(lr_shortlist_any(v, SIZE, SIZE));
-    assert_null(lr_shortlist_any(v, SIZE, -1));
-    assert_non_null(any);
-    for (int id = 0; id < SIZE; id++)
-        if (id < 64 || lr_vocab_is_control(v, id) || lr_vocab_is_eog(v, id)) assert_true(listed(any, id));
-    assert_false(listed(any, 130));
-    lr_shortlist a = {.n_vocab = SIZE, .any = any}, b = a, none = {.n_vocab = SIZE};
-    assert_false(lr_shortlist_join(pass, &a)); /* nothing was seen: nothing is known of the text */
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(lr_shortlists_new(&l, v, SIZE, small[i], &err), 0);
+        assert_null(l.any);
+    }
     const int32_t seen[] = {1, 2, 140, 3, -5, SIZE, INT32_MAX};
+    lr_shortlist none = {.of = &l};
+    lr_shortlist_see(&none, seen, 7);
+    assert_null(none.bits);
+    assert_false(lr_shortlists_join(&l, &none));
+
+    assert_int_equal(lr_shortlists_new(&l, v, SIZE, 64, &err), 0);
+    assert_non_null(l.any);
+    for (int id = 0; id < SIZE; id++)
+        if (id < 64 || lr_vocab_is_control(v, id) || lr_vocab_is_eog(v, id)) assert_true(lr_is_listed(l.any, id));
+    assert_false(lr_is_listed(l.any, 130));
+    lr_shortlist a = {.of = &l}, b = a;
+    assert_false(lr_shortlists_join(&l, &a)); /* nothing was seen: nothing is known of the text */
     lr_shortlist_see(&a, seen, 7);
-    assert_true(lr_shortlist_join(pass, &a));
-    assert_int_equal(pass[0], any[0] | 1u << 140 / LR_LISTED);
+    assert_true(lr_shortlists_join(&l, &a));
+    assert_int_equal(l.pass[0], l.any[0] | 1u << 140 / LR_LISTED);
     lr_shortlist_copy(&b, &a);
     const int32_t more[] = {200};
     lr_shortlist_see(&b, more, 1);
-    assert_false(listed(a.bits, 200));
-    assert_true(lr_shortlist_join(pass, &b));
-    assert_true(listed(pass, 140) && listed(pass, 200) && listed(pass, 5));
-    lr_shortlist_see(&none, seen, 7);
-    assert_null(none.bits);
+    assert_false(lr_is_listed(a.bits, 200));
+    assert_true(lr_shortlists_join(&l, &b));
+    assert_true(lr_is_listed(l.pass, 140) && lr_is_listed(l.pass, 200) && lr_is_listed(l.pass, 5));
+    lr_shortlists_clear(&l);
+    assert_false(lr_is_listed(l.pass, 5));
     lr_shortlist_free(&a);
     lr_shortlist_free(&b);
-    free(any);
+    lr_shortlists_free(&l);
     lr_vocab_unref(v);
 }
 
@@ -50,25 +57,26 @@ static void test_novel(void **state)
 {
     enum { N = 1 << 17 };
     lr_vocab *v = fx_vocab();
-    uint32_t *any = lr_shortlist_any(v, N, 0), *pass = calloc((size_t)lr_shortlist_words(N), sizeof *pass);
-    assert_non_null(any);
-    lr_shortlist a = {.n_vocab = N, .any = any};
+    lr_error err;
+    lr_shortlists l;
+    assert_int_equal(lr_shortlists_new(&l, v, N, 0, &err), 0);
+    assert_non_null(l.any);
+    lr_shortlist a = {.of = &l};
     int32_t id = 5;
     lr_shortlist_see(&a, &id, 1);
-    assert_true(lr_shortlist_join(pass, &a));
+    assert_true(lr_shortlists_join(&l, &a));
     for (int i = 0; i < 30; i++) {
         id = 40000 + 1000 * i;
         lr_shortlist_see(&a, &id, 1);
     }
-    assert_false(lr_shortlist_join(pass, &a));
+    assert_false(lr_shortlists_join(&l, &a));
     for (int i = 0; i < 300; i++) {
         id = 40000 + 1000 * (i % 30);
         lr_shortlist_see(&a, &id, 1);
     }
-    assert_true(lr_shortlist_join(pass, &a));
+    assert_true(lr_shortlists_join(&l, &a));
     lr_shortlist_free(&a);
-    free(any);
-    free(pass);
+    lr_shortlists_free(&l);
     lr_vocab_unref(v);
 }
 
@@ -206,7 +214,7 @@ static void test_pass(void **state)
                     for (int j = 0; j < n * v; j++) some[j] = 12345;
                     run(&m, n, list, some);
                     for (int j = 0; j < n * v; j++) {
-                        const float want = listed(list, j % v) ? all[j] : -INFINITY;
+                        const float want = lr_is_listed(list, j % v) ? all[j] : -INFINITY;
                         if (memcmp(&some[j], &want, sizeof want) != 0)
                             fail_msg("%d columns, %d rows, list %d: %g at column %d of row %d, not %g", v, n, k,
                                      (double)some[j], j % v, j / v, (double)want);
