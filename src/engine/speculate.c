@@ -367,8 +367,8 @@ static void consider(lr_engine *e, lr_request *r)
     lr_seq *q = r->info.seq;
     lr_error err;
     struct lr_spec_item *it = &st->items[st->n_items];
-    int most = r->info.max_tokens - r->info.n_generated - 1;
-    if (most > LR_SPEC_MAX) most = LR_SPEC_MAX;
+    const int remaining = r->info.max_tokens - r->info.n_generated;
+    const int most = remaining - 1 < LR_SPEC_MAX ? remaining - 1 : LR_SPEC_MAX;
     if (most <= 0 || r->want_cancel) return;
     lr_spec_choice *c = &it->choice;
     c->method = s->p.method;
@@ -411,7 +411,7 @@ static void consider(lr_engine *e, lr_request *r)
                               .method = c->method,
                               .match = match,
                               .most = c->method == LR_SPEC_HEADS ? heads_places(e, k) : k,
-                              .remaining = most + 1,
+                              .remaining = remaining,
                               .k = it->fixed ? k : 0};
     it->most = k;
     if (c->method == LR_SPEC_DRAFT || c->method == LR_SPEC_EAGLE)

@@ -116,8 +116,11 @@ static double first_guess(lr_spec_method m)
 
 double lr_pace_pass_time(const lr_pace *p, lr_spec_method m, int rows)
 {
-    double t = time_of(p, p->pass[m], NULL, NULL, rows);
-    return t > 0 ? t : first_guess(m) * lr_pace_step_time(p, rows);
+    double t = time_of(p, p->pass[m], NULL, NULL, rows), guess = first_guess(m) * lr_pace_step_time(p, rows);
+    int lo = rows < LR_PACE_ROWS ? rows : LR_PACE_ROWS;
+    while (lo > 0 && !known(&p->pass[m][lo], p->now, 1)) lo--;
+    if (lo > 0) return t;
+    return t > 0 && (t < guess || guess <= 0) ? t : guess; /* a prompt's rows say little of a few */
 }
 
 double lr_pace__row_time(const lr_pace *p, lr_spec_method m)

@@ -16,6 +16,8 @@
 #include <math.h>
 
 enum { WAIT_FIRST = 16, WAIT_MODEL = 24, WAIT_MOST = 4096, BEHIND = 8, TRIES = 3, LASTING = 8, SURE = 50 };
+enum { SPREAD = 128 }; /* tokens over which what a draft model catches up with is spread, at most */
+enum { LOAN = 20 };    /* plain steps that are lent for it, at most */
 
 static const double PRIOR[LR_SPEC_METHODS][LR_PACE_CLASSES] = {{0, 0, 0},          {0.4, 0.6, 0.8}, {0.4, 0.6, 0.8},
                                                                {0.85, 0.85, 0.85}, {0.7, 0.7, 0.7}, {0.6, 0.6, 0.6},
@@ -144,8 +146,7 @@ static double rate(const choice *c, double h)
         if (!lr_spec_has_passes(m) || k == 0) continue;
         for (int j = 0; j < k; j++) depth[m][j]++;
         if (items[i].behind > 2) {
-            int spread = items[i].remaining < 128 ? items[i].remaining : 128;
-            extra += lr_pace__row_time(p, m) * items[i].behind / (spread < 1 ? 1 : spread) * (1 + sum);
+            extra += lr_pace__row_time(p, m) * items[i].behind / fmax(fmin(items[i].remaining, SPREAD), 1) * (1 + sum);
         }
     }
     if (drafts > c->room) return -1;
@@ -269,9 +270,23 @@ static int affordable(const choice *c, double most)
     return k;
 }
 
+/* Plain steps that drafts of a request by itself are thought to save in what it may still generate, once they have
+ * caught up. */
+static double hoped_for(const choice *c, const double *a)
+{
+    lr_pace_item it = c->items[0];
+    choice one = *c;
+    it.behind = 0;
+    one.items = &it;
+    one.a = a;
+    double plain = rate(&one, 2), best = plain;
+    return best_bar(&one, &best) < 2 ? (1 - plain / best) * fmin(it.remaining, SPREAD) : 0;
+}
+
 /* What drafts must catch up with first, as far as that can be paid: the others have none. Half of what an account holds
- * is lent where it is known how often drafts of that kind are right. What was granted once is not asked for again;
- * beside prompts nothing is, as the batch is still to grow, and may be one in which drafts don't pay. */
+ * is lent where it is known how often drafts of that kind are right; to a request by itself half of what its drafts are
+ * thought to save. What was granted once is not asked for again; beside prompts nothing is, as the batch is still to
+ * grow, and may be one in which drafts don't pay. */
 static void pay_ahead(const choice *c, double *a, const struct lr_pace_account *account)
 {
     double most = account->credit > 0 ? account->credit + account->saved : 0;
@@ -279,10 +294,13 @@ static void pay_ahead(const choice *c, double *a, const struct lr_pace_account *
     for (int i = 0; i < c->n; i++) {
         const lr_pace_item *it = &c->items[i];
         if (it->behind <= BEHIND) continue;
-        double t = lr_pace__row_time(c->p, it->method) * it->behind / c->one;
+        double t = lr_pace__row_time(c->p, it->method) * it->behind / c->one, loan = 0;
         bool sure = c->p->all.at[it->method][class_of(it->match)].tried >= SURE;
-        if (it->behind > it->odds->granted)
-            it->odds->granted = grows || t > most + (lends && sure ? account->most / 2 : 0) ? 0 : it->behind + BEHIND;
+        if (it->behind > it->odds->granted) {
+            if (lends && sure) loan = account->most / 2;
+            if (lends && c->n + c->others == 1) loan = fmax(loan, fmin(hoped_for(c, a) / 2, LOAN));
+            it->odds->granted = grows || t > most + loan ? 0 : it->behind + BEHIND;
+        }
         if (it->behind > it->odds->granted)
             a[i] = 0;
         else

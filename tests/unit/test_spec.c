@@ -385,6 +385,43 @@ static void test_catching_up(void **state)
     assert_int_equal(it.k, 0);
 }
 
+/* To a request by itself what its draft must catch up with is lent, if it may generate enough to pay that back. */
+static void test_loan(void **state)
+{
+    const struct {
+        int behind, remaining, others;
+        bool pays;
+    } cases[] = {{270, 256, 0, true}, {270, 40, 0, false}, {270, 256, 3, false}, {5000, 256, 0, false}};
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        lr_pace p = {0};
+        lr_pace_odds odds = {0};
+        const int n = 1 + cases[i].others;
+        lr_pace_settle(&p, &(lr_pace_step){.rows = 256, .seconds = 1.3}); /* a prompt */
+        for (int j = 0; j < 8; j++) lr_pace_saw_step(&p, 1 + j % 4, 0.030 * (1 + 0.05 * (j % 4)));
+        lr_pace_item it = {.odds = &odds,
+                           .method = LR_SPEC_DRAFT,
+                           .most = 8,
+                           .remaining = cases[i].remaining,
+                           .behind = cases[i].behind};
+        lr_pace_choose(&p, &it, 1, n, cases[i].others, 64);
+        assert_int_equal(it.k > 0, cases[i].pays);
+        assert_int_equal(odds.granted > 0, cases[i].pays);
+    }
+}
+
+/* What a prompt's rows took says nothing of a pass of one: a draft that has caught up goes on. */
+static void test_first_pass(void **state)
+{
+    lr_pace p = {0};
+    lr_pace_saw_step(&p, 1, 0.030);
+    const double guess = lr_pace_pass_time(&p, LR_SPEC_DRAFT, 1);
+    assert_true(guess > 0 && guess < 0.015);
+    lr_pace_saw_pass(&p, LR_SPEC_DRAFT, 256, 0, 0.300);
+    assert_true(lr_pace_pass_time(&p, LR_SPEC_DRAFT, 1) <= guess);
+    for (int i = 0; i < 2; i++) lr_pace_saw_pass(&p, LR_SPEC_DRAFT, 1, 1, 0.020);
+    assert_true(fabs(lr_pace_pass_time(&p, LR_SPEC_DRAFT, 1) - 0.020) < 1e-6);
+}
+
 /* Drafts that are never right cost next to nothing: they are tried more and more seldom. */
 static void test_pace_gives_up(void **state)
 {
@@ -405,16 +442,10 @@ static void test_pace_gives_up(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_ngram),
-        cmocka_unit_test(test_tree),
-        cmocka_unit_test(test_tree_of_guesses),
-        cmocka_unit_test(test_suffix),
-        cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_judge),
-        cmocka_unit_test(test_judge_extremes),
-        cmocka_unit_test(test_vocab),
-        cmocka_unit_test(test_pace),
-        cmocka_unit_test(test_catching_up),
+        cmocka_unit_test(test_ngram),          cmocka_unit_test(test_tree),   cmocka_unit_test(test_tree_of_guesses),
+        cmocka_unit_test(test_suffix),         cmocka_unit_test(test_memory), cmocka_unit_test(test_judge),
+        cmocka_unit_test(test_judge_extremes), cmocka_unit_test(test_vocab),  cmocka_unit_test(test_pace),
+        cmocka_unit_test(test_catching_up),    cmocka_unit_test(test_loan),   cmocka_unit_test(test_first_pass),
         cmocka_unit_test(test_pace_gives_up),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
