@@ -236,7 +236,8 @@ static enum MHD_Result headers_read(lr_http_req *r, const char *method, const ch
     if (s.malformed)
         return bad_request(
             r, "a header line that is malformed, ends otherwise than the first, or goes on in the next line");
-    if (s.n_coding && strcmp(version, "HTTP/1.0") == 0) return bad_request(r, "Transfer-Encoding in HTTP/1.0");
+    r->old_version = strcmp(version, "HTTP/1.0") == 0;
+    if (s.n_coding && r->old_version) return bad_request(r, "Transfer-Encoding in HTTP/1.0");
     if (s.n_length > 1) return bad_request(r, "more than one Content-Length");
     if (s.n_length && s.n_coding) return bad_request(r, "Content-Length beside Transfer-Encoding");
     if (s.n_coding > 1 || (s.n_coding && !s.chunked))

@@ -9,7 +9,8 @@
  * and the bytes of a stream that its client has not taken (the writer is told to wait). A request beyond a bound is
  * refused with 413, 431 or 503 by the I/O thread. Requests that arrive too slowly are cut off.
  *
- * A client that closes its connection, or its sending half, before the answer is complete is gone: the owner is told.
+ * A client that closes its connection before the answer is complete is gone: the owner is told. One that only ends its
+ * sending half behind a request (nc -N, socat) gets "100 Continue", and the answer when it is there.
  */
 #ifndef LR_HTTP_HTTP_H
 #define LR_HTTP_HTTP_H

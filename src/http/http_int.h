@@ -47,7 +47,8 @@ struct lr_http_req {
     size_t skipped; /* bytes of a body that is too long, thrown away */
     char peer[64];
     bool seen, too_long;
-    int slot; /* in by_slot once it is counted, else -1 */
+    bool old_version; /* HTTP/1.0 */
+    int slot;         /* in by_slot once it is counted, else -1 */
 
     /* under the lock from here on */
     lr_http_phase phase;
@@ -61,6 +62,8 @@ struct lr_http_req {
     bool ended;    /* the stream is complete */
     bool cut;      /* the connection is to be closed at once */
     bool was_full; /* a write found no room */
+    double
+        asked_at; /* its client has ended its sending half; when it was last asked whether it is there; 0: it has not */
     int status;
     struct MHD_Response *response;
     char *buf; /* ring of the stream */

@@ -28,6 +28,7 @@
 
 #define SPARE_FILES 16
 #define FULL_IDLE   1.0 /* seconds */
+#define ASK_EVERY   5.0
 
 double lr_http__now(void) { return lr_now(); }
 
@@ -123,6 +124,22 @@ static bool look_for_end(lr_http_conn *c)
     return again;
 }
 
+/* The client has ended its sending half, which is all that can be seen, also where it has closed altogether: it says so
+ * only to who sends it something. So it is sent an interim answer, now and then, which costs a client that waits
+ * nothing, and brings a reset from one that has gone. HTTP/1.0 has none: such a client counts as gone (proxies that
+ * still speak it close both halves). So do others that end it once a stream has begun: who half-closes does that
+ * behind the request. */
+static bool may_listen(lr_http_req *r)
+{
+    static const char interim[] = "HTTP/1.1 100 Continue\r\n\r\n";
+    const ssize_t n = sizeof interim - 1;
+    if (r->phase == LR_HTTP_STREAM) return r->asked_at > 0;
+    r->asked_at = lr_http__now();
+    if (r->phase == LR_HTTP_ONCE) return true;
+    return r->phase == LR_HTTP_WAITING && !r->old_version &&
+           send(r->conn->fd, interim, (size_t)n, MSG_DONTWAIT | MSG_NOSIGNAL) == n;
+}
+
 static double least(double a, double b) { return a < b ? a : b; }
 
 /* Where all connections are taken, those on which nobody asks for anything give way to those that wait to be accepted;
@@ -133,6 +150,9 @@ static void sweep(lr_http *h)
     bool soon = false, full = h->stats.connections >= h->cfg.max_connections;
     for (lr_http_conn *c = h->conns; c; c = c->next) {
         if (c->since == INFINITY) continue;
+        if (c->at && c->at->asked_at > 0 && c->at->phase == LR_HTTP_WAITING && now - c->at->asked_at > ASK_EVERY &&
+            !may_listen(c->at))
+            lr_http__lost(c->at);
         double limit = full ? least(h->cfg.idle_timeout, FULL_IDLE) : h->cfg.idle_timeout;
         if (c->at && c->at->phase == LR_HTTP_HEADERS)
             limit = h->cfg.header_timeout;
@@ -148,11 +168,13 @@ static void sweep(lr_http *h)
     if (soon) timerfd_settime(h->timer, 0, &(struct itimerspec){{1, 0}, {0, 50000000}}, NULL);
 }
 
-static void client_left(lr_http *h, uint64_t mark)
+static void client_left(lr_http *h, uint64_t mark, unsigned events)
 {
     lr_http_req *r = h->by_slot[mark & 0xffffffff];
     if (!r || (uint32_t)r->id != (uint32_t)(mark >> 32) || !r->c) return;
-    lr_http__lost(r);
+    struct epoll_event ev = {.events = EPOLLONESHOT, .data.u64 = mark}; /* errors and resets come unasked */
+    if ((events & (EPOLLHUP | EPOLLERR)) || !may_listen(r) || epoll_ctl(h->epoll, EPOLL_CTL_MOD, r->conn->fd, &ev) != 0)
+        lr_http__lost(r);
 }
 
 void lr_http_poll(lr_http *h)
@@ -165,7 +187,7 @@ void lr_http_poll(lr_http *h)
         uint64_t ticks;
         if (ev[i].data.u64 == WAKE_MARK) continue;
         if (ev[i].data.u64 != TIMER_MARK)
-            client_left(h, ev[i].data.u64);
+            client_left(h, ev[i].data.u64, ev[i].events);
         else if (read(h->timer, &ticks, sizeof ticks) > 0)
             sweep(h);
     }

@@ -90,6 +90,8 @@ static int put_response(lr_http_req *r, int status, struct MHD_Response *m, cons
     if (!rc && r->phase != LR_HTTP_WAITING) rc = lr_fail(err, LR_ESTATE, "the answer was begun already");
     if (!rc && (r->gone || !r->c)) rc = lr_fail(err, LR_ECANCELLED, "the client has gone");
     if (!rc) {
+        char byte;
+        if (!r->old_version && recv(r->conn->fd, &byte, 1, MSG_PEEK | MSG_DONTWAIT) == 0) r->asked_at = lr_http__now();
         r->status = status;
         r->response = m;
         r->phase = phase;

@@ -528,6 +528,28 @@ describe("clients that leave", function()
         assert.equal(200, S.get(server, "/echo").status)
     end
 
+    it("only with their sending half get their answers", function()
+        local server <close> = server_of { routes = {
+            ["GET /later"] = function() llm.sleep(0.2) return "later" end,
+            ["GET /stream"] = function(_, res) for i = 1, 3 do res:write(i .. "\n") llm.sleep(0.05) end end,
+        } }
+        for path, want in pairs { ["/echo"] = 200, ["/later"] = "later", ["/stream"] = "3\n\r\n0\r\n\r\n" } do
+            local c = assert(net.connect(server.host, server.port))
+            c:send("GET " .. path .. " HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            c.sock:shutdown()
+            local all = {}
+            repeat
+                local text = c:recv(10)
+                all[#all + 1] = text
+            until not text or text == ""
+            c:close()
+            local text = table.concat(all):gsub("^HTTP/1.1 100 Continue\r\n\r\n", "")
+            assert.matches("^HTTP/1.1 200 OK\r\n", text, nil, path)
+            assert.matches(tostring(want), text, 1, true)
+        end
+        assert.equal(0, server.core:stats().gone)
+    end)
+
     it("by closing end their request at once", function() left_behind "close" end)
     it("by a reset end their request at once", function() left_behind "reset" end)
 

@@ -262,6 +262,56 @@ static void test_client_leaves(void **state)
     lr_http_free(h);
 }
 
+/* Clients that end their sending half behind the request and wait: answered, at once or as a stream; one of HTTP/1.0
+ * can't be told from one that has left; one that then leaves is seen, as is one that half-closes amid a stream. */
+static void test_half_closed_clients(void **state)
+{
+    (void)state;
+    static const char interim[] = "HTTP/1.1 100 Continue\r\n\r\n", text[] = "GET / HTTP/1.1\r\nHost: x\r\n\r\n";
+    enum { ONCE, STREAM, LEAVES, LEAVES_A_STREAM, AMID_A_STREAM, OLD, AT_ONCE, N_HOW };
+    lr_http *h = start(lr_http_defaults());
+    for (int how = 0; how < N_HOW; how++) {
+        int fd = dial(h);
+        char buf[1024];
+        size_t taken;
+        unsigned what;
+        say(fd, how == OLD ? "GET / HTTP/1.0\r\n\r\n" : text);
+        lr_http_req *r = wait_new(h);
+        if (how == AMID_A_STREAM) assert_int_equal(lr_http_begin(r, 200, NULL, 0, &err), 0);
+        if (how == AMID_A_STREAM) hear(fd, buf, sizeof buf, "\r\n\r\n");
+        if (how == AT_ONCE) assert_int_equal(lr_http_answer(r, 200, NULL, 0, LR_STR("done\n"), &err), 0);
+        shutdown(fd, SHUT_WR);
+        if (how <= LEAVES_A_STREAM) {
+            assert_null(wait_news(h, &what, 100));
+            hear(fd, buf, sizeof buf, interim);
+            assert_false(lr_http_req_gone(r));
+        }
+        if (how == ONCE) assert_int_equal(lr_http_answer(r, 200, NULL, 0, LR_STR("done\n"), &err), 0);
+        if (how == STREAM || how == LEAVES_A_STREAM) {
+            assert_int_equal(lr_http_begin(r, 200, NULL, 0, &err), 0);
+            assert_int_equal(lr_http_write(r, "done\n", 5, &taken, &err), 0);
+            hear(fd, buf, sizeof buf, "done\n\r\n");
+        }
+        if (how == STREAM) lr_http_end(r);
+        if (how == ONCE || how == STREAM || how == AT_ONCE) {
+            hear(fd, buf, sizeof buf, NULL);
+            assert_non_null(strstr(buf, how == STREAM ? "0\r\n\r\n" : "done\n"));
+            close(fd);
+        } else {
+            if (how == LEAVES || how == LEAVES_A_STREAM) close(fd);
+            if (how == LEAVES_A_STREAM) assert_int_equal(lr_http_write(r, "x", 1, &taken, &err), 0);
+            lr_http_req *left = NULL;
+            for (int i = 0; i < 20 && !left; i++) left = wait_news(h, &what, 1000);
+            assert_ptr_equal(left, r);
+            assert_int_equal(what, LR_HTTP_GONE);
+            if (how >= AMID_A_STREAM) close(fd);
+        }
+        lr_http_req_free(r);
+        wait_settled(h, 0, 0);
+    }
+    lr_http_free(h);
+}
+
 /* What was sent and the end come in one segment: there is only one piece of news of both. */
 static void test_half_requests(void **state)
 {
@@ -483,6 +533,7 @@ int main(void)
         cmocka_unit_test(test_stream),
         cmocka_unit_test(test_back_pressure),
         cmocka_unit_test(test_client_leaves),
+        cmocka_unit_test(test_half_closed_clients),
         cmocka_unit_test(test_half_requests),
         cmocka_unit_test(test_slow_bodies_give_way),
         cmocka_unit_test(test_unfinished_stream_is_cut),
