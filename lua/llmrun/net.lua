@@ -15,7 +15,7 @@ local Connection = {}
 Connection.__index = Connection
 Connection.__name = "llmrun.Connection"
 
---- Waits until the socket is ready; false if that took longer than so many seconds.
+--- Waits until the socket (or what has a descriptor) is ready; false if that took longer than so many seconds.
 local function wait_ready(self, what, call, seconds)
     local fd, ticket = self.sock:fd(), loop.ticket()
     local timer = seconds and loop.after(seconds, function() loop.fire(ticket, false) end)
@@ -37,13 +37,27 @@ function M.over(sock, host, port)
     return setmetatable({ sock = sock, buffer = "", host = host, port = port }, Connection)
 end
 
+--- The addresses of a host, itself if it is one; nil, text, code.
+local function addresses(host, seconds)
+    if host:find "^[%d.]+$" or host:find(":", 1, true) then return { host } end
+    local job <close>, err, code = core.lookup(host)
+    if not job then return nil, err, code end
+    if not wait_ready({ sock = job }, "r", "net.connect", seconds) then
+        return nil, ("%s: no address after %g s"):format(host, seconds), "limit"
+    end
+    return job:result()
+end
+
 --- Connects; nil, text, code.
 ---@param host string
 ---@param port integer
----@param seconds? number how long it may take (10)
+---@param seconds? number how long looking up its name, and connecting, may take (10)
 ---@return llmrun.Connection?
 function M.connect(host, port, seconds)
-    local sock, err, code = core.tcp(host, port)
+    local list, err, code = addresses(host, seconds or 10)
+    if not list then return nil, err, code end
+    local sock
+    sock, err, code = core.tcp(list[1], port)
     if not sock then return nil, err, code end
     local self = M.over(sock, host, port)
     if not wait_ready(self, "w", "net.connect", seconds or 10) then

@@ -130,6 +130,7 @@ void lr_lua_open_model(lua_State *L);
 void lr_lua_open_graph(lua_State *L);
 void lr_lua_open_adapter(lua_State *L);
 void lr_lua_open_aside(lua_State *L);
+void lr_lua_open_lookup(lua_State *L);
 void lr_lua_open_writer(lua_State *L);
 void lr_lua_open_rows(lua_State *L);
 void lr_lua_open_text(lua_State *L);

@@ -133,14 +133,14 @@ static int socket_fd(lua_State *L)
     return 1;
 }
 
-/* tcp(host, port) -> a socket whose connection is on its way (writable when it is there); nil, text, code. The name is
- * looked up at once, which may wait for a name server. */
+/* tcp(address, port) -> a socket whose connection is on its way (writable when it is there); nil, text, code. Names are
+ * looked up before, by lookup. */
 static int core_tcp(lua_State *L)
 {
     const char *host = luaL_checkstring(L, 1);
     lua_pushfstring(L, "%d", (int)luaL_checkinteger(L, 2));
     fd_ud *u = new_fd(L, SOCKET);
-    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM}, *list;
+    struct addrinfo hints = {.ai_family = AF_UNSPEC, .ai_socktype = SOCK_STREAM, .ai_flags = AI_NUMERICHOST}, *list;
     int rc = getaddrinfo(host, lua_tostring(L, -2), &hints, &list);
     if (rc) {
         lua_pushnil(L);

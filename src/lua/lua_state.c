@@ -33,7 +33,7 @@ static void (*const openers[])(lua_State *) = {
     lr_lua_open_policy,  lr_lua_open_http,      lr_lua_open_json,    lr_lua_open_grammar,  lr_lua_open_net,
     lr_lua_open_look,    lr_lua_open_curl,      lr_lua_open_exec,    lr_lua_open_pattern,  lr_lua_open_bounded,
     lr_lua_open_sandbox, lr_lua_open_spec,      lr_lua_open_dist,    lr_lua_open_simulate, lr_lua_open_aside,
-    lr_lua_open_newfile,
+    lr_lua_open_lookup,  lr_lua_open_newfile,
 };
 
 int lr_lua_fail(lua_State *L, const lr_error *err)

@@ -35,6 +35,20 @@ describe("a name server that does not answer", function()
         assert.same({ "closed\nllmrun: interrupted\n", 130 }, { (out:gsub("\nstack.*", "\n")), status })
     end)
 
+    it("keeps a load test from nothing either", function()
+        folder:put("connect.lua", [[
+            local llm, net = require "llmrun", require "llmrun.net"
+            print(net.connect("a.name", 80, 0.2))
+            llm.spawn(function()
+                llm.sleep(0.2)
+                io.popen("kill -INT $PPID"):close()
+            end)
+            net.connect("a.name", 80, 500)]])
+        local out, status = sh(shim .. " timeout 60 $L connect.lua")
+        assert.equal(130, status)
+        assert.matches("^nil\ta.name: no address after 0.2 s\tlimit\nllmrun: interrupted\n", out)
+    end)
+
     it("is waited for as long as a request has time", function()
         folder:put("late.lua", [[
             local llm = require "llmrun"
