@@ -6,11 +6,11 @@
  * thread if that is at it. Where no thread can be started, the caller does the work.
  */
 #include "base/mem.h"
+#include "base/thread.h"
 #include "lua/lua_int.h"
 #include "text/text.h"
 #include <errno.h>
 #include <pthread.h>
-#include <signal.h>
 #include <string.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
@@ -67,18 +67,6 @@ static void *work(void *unused)
     return unused;
 }
 
-static bool start_thread(void)
-{
-    sigset_t all, before;
-    pthread_t t;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the process's signals are for its other threads */
-    bool ok = pthread_create(&t, NULL, work, NULL) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (ok) pthread_detach(t);
-    return ok;
-}
-
 static void enqueue(job *j)
 {
     pthread_mutex_lock(&queue.lock);
@@ -88,7 +76,7 @@ static void enqueue(job *j)
     bool start = !queue.works;
     queue.works = true;
     pthread_mutex_unlock(&queue.lock);
-    if (start && !start_thread()) work(NULL);
+    if (start && lr_thread_aside(work, NULL)) work(NULL);
 }
 
 static int job_close(lua_State *L)

@@ -460,7 +460,7 @@ static void on_sigint(int sig)
         return;
     }
     if (interrupted) {
-        if (lr_clock_ns(CLOCK_MONOTONIC) - first < 100000000) return; /* 0.1 s */
+        if (lr_clock_ns(CLOCK_MONOTONIC) - first < LR_LUA_SAME_SIGNAL_NS) return;
         signal(sig, SIG_DFL);
         raise(sig);
     }

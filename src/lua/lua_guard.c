@@ -19,6 +19,7 @@
  */
 #include "base/mem.h"
 #include "base/clock.h"
+#include "base/thread.h"
 #include "lua/lua_int.h"
 #include <errno.h>
 #include <pthread.h>
@@ -307,19 +308,13 @@ static void *watchdog(void *arg)
 static int start_watchdog(lr_error *err)
 {
     struct sigaction sa;
-    sigset_t all, before;
-    pthread_t t;
     if (watch.works) return 0;
     memset(&sa, 0, sizeof sa);
     sa.sa_handler = on_signal;
     sa.sa_flags = SA_RESTART;
     int e = sigaction(TIME_SIGNAL, &sa, NULL) != 0 ? errno : 0;
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the process's signals are for its other threads */
-    if (!e) e = pthread_create(&t, NULL, watchdog, NULL);
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    if (!e) e = lr_thread_aside(watchdog, NULL);
     if (e) return lr_fail(err, LR_EIO, "the thread that watches over limits of time can't be started: %s", strerror(e));
-    pthread_detach(t);
     watch.works = true;
     return 0;
 }

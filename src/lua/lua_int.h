@@ -221,6 +221,7 @@ void lr_lua_preempt(lua_State *L);
 /* Whether the thread was preempted; it is as any other afterwards. */
 bool lr_lua_take_preempted(lua_State *co);
 
+enum { LR_LUA_SAME_SIGNAL_NS = 100000000 }; /* what follows within is the same signal */
 /* Ctrl-C was pressed and nobody has taken note yet. */
 bool lr_lua_interrupted(void);
 /* Readable from then on: what sleeps looks at it too. -1: it can't be had (errno). */

@@ -6,11 +6,10 @@
  * the caller looks up.
  */
 #include "base/mem.h"
+#include "base/thread.h"
 #include "lua/lua_int.h"
 #include <errno.h>
 #include <netdb.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/eventfd.h>
@@ -50,17 +49,8 @@ static void *work(void *arg)
 
 static void start(job *j)
 {
-    sigset_t all, before;
-    pthread_t t;
     atomic_fetch_add(&j->holders, 1);
-    sigfillset(&all);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* the process's signals are for its other threads */
-    bool ok = pthread_create(&t, NULL, work, j) == 0;
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    if (ok)
-        pthread_detach(t);
-    else
-        work(j);
+    if (lr_thread_aside(work, j)) work(j);
 }
 
 static int job_close(lua_State *L)

@@ -313,7 +313,7 @@ static void on_signal(int sig)
     int saved = errno;
     if (atomic_compare_exchange_strong(&first_at[sig], &first, now)) {
         if (write(signal_fd, &(uint64_t){1}, sizeof(uint64_t)) < 0) _exit(128 + sig);
-    } else if (now - first >= 100000000) { /* 0.1 s */
+    } else if (now - first >= LR_LUA_SAME_SIGNAL_NS) {
         signal(sig, SIG_DFL);
         raise(sig);
     }
